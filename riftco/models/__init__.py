@@ -1,0 +1,36 @@
+"""One decoder for every family: its configuration, parameters, names and forward pass."""
+
+from riftco.models.config import DecoderConfig
+from riftco.models.initialization import init, reference_init
+from riftco.models.names import from_named, named
+from riftco.models.presets import PRESETS, preset
+from riftco.models.specification import (
+    LeafSpec,
+    abstract,
+    check_params,
+    decay_mask,
+    flatten,
+    logical_axes,
+    parameter_count,
+    spec,
+    unflatten,
+)
+
+__all__ = [
+    "PRESETS",
+    "DecoderConfig",
+    "LeafSpec",
+    "abstract",
+    "check_params",
+    "decay_mask",
+    "flatten",
+    "from_named",
+    "init",
+    "logical_axes",
+    "named",
+    "parameter_count",
+    "preset",
+    "reference_init",
+    "spec",
+    "unflatten",
+]
