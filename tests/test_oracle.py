@@ -263,6 +263,21 @@ def test_infinities_and_nan():
     np.testing.assert_equal(oracle.sigmoid([-1e4, 1e4]), [0.0, 1.0])
 
 
+def test_nothing_warns_where_nan_flows():
+    x = np.array([[np.inf, -np.inf, np.nan, 1e200]])
+    for y in (
+        oracle.add(x, x[:, ::-1]),
+        oracle.linear(x, np.zeros((1, 4))),
+        oracle.layer_norm(x, np.ones(4), np.ones(4)),
+        oracle.layer_norm_vjp(x, np.ones(4), np.ones(4), x)[0],
+        oracle.rms_norm_vjp(x, np.ones(4), x)[0],
+        oracle.softmax_vjp(x, x)[0],
+        oracle.attention(x[:, None, None], x[:, None, None], x[:, None, None]),
+    ):
+        assert np.isnan(y).any()
+    assert np.isnan(oracle.softmax([-np.inf, -np.inf])).all()
+
+
 def test_ties_are_shared():
     x = np.array([1.0, 2.0, 3.0])
     assert [part.tolist() for part in oracle.maximum_vjp(x, np.full(3, 2.0), [1, 1, 1])] == [[0, 0.5, 1], [1, 0.5, 0]]

@@ -7,11 +7,13 @@ import numpy as np
 from riftco.oracle.elementwise import as_float64, mul, mul_vjp, sigmoid
 
 
+@np.errstate(all="ignore")
 def relu(x):
     """The larger of x and 0; NaN stays NaN."""
     return np.maximum(as_float64(x), 0.0)
 
 
+@np.errstate(all="ignore")
 def relu_vjp(x, dy):
     """Cotangent dy where x > 0, 0 elsewhere (0 itself included), NaN where x is NaN."""
     x, dy = as_float64(x), as_float64(dy)
@@ -76,11 +78,13 @@ def gelu_vjp(x, dy, *, approximate=False):
     return (dy * (_normal_cdf(x) + x * density),)
 
 
+@np.errstate(all="ignore")
 def swiglu(gate, up):
     """The product silu(gate) · up (Shazeer 2020, arXiv:2002.05202)."""
     return mul(silu(gate), up)
 
 
+@np.errstate(all="ignore")
 def swiglu_vjp(gate, up, dy):
     """Cotangents (dgate, dup)."""
     dactivated, dup = mul_vjp(silu(gate), up, dy)

@@ -99,6 +99,7 @@ def _inputs(q, k, *others) -> list[np.ndarray]:
     return arrays
 
 
+@np.errstate(all="ignore")
 def attention(q, k, v, **options):
     """Softmax(scale · q kᵀ) v over the keys that each query may see.
 
@@ -118,6 +119,7 @@ def attention(q, k, v, **options):
     return context
 
 
+@np.errstate(all="ignore")
 def attention_vjp(q, k, v, dy, **options):
     """Cotangents (dq, dk, dv): dv = Pᵀ dy, dP = dy vᵀ, dS = P (dP - Σ P dP)."""
     q, k, v = _inputs(q, k, v)
@@ -134,6 +136,7 @@ def attention_vjp(q, k, v, dy, **options):
     return dq, dk, dv
 
 
+@np.errstate(all="ignore")
 def attention_weights(q, k, **options):
     """The probabilities P [B, H, T, S]; a masked entry is exactly 0."""
     q, k = _inputs(q, k)
@@ -143,6 +146,7 @@ def attention_weights(q, k, **options):
     return weights
 
 
+@np.errstate(all="ignore")
 def attention_weights_vjp(q, k, dy, **options):
     """Cotangents (dq, dk); dy at masked entries is not read."""
     q, k = _inputs(q, k)
@@ -157,6 +161,7 @@ def attention_weights_vjp(q, k, dy, **options):
     return dq, dk
 
 
+@np.errstate(all="ignore")
 def attention_statistics(q, k, **options):
     """The natural-log logsumexp of each row's scores [B, H, T]; -inf for a row that sees nothing."""
     q, k = _inputs(q, k)
@@ -167,6 +172,7 @@ def attention_statistics(q, k, **options):
     return statistics
 
 
+@np.errstate(all="ignore")
 def attention_statistics_vjp(q, k, dy, **options):
     """Cotangents (dq, dk): the derivative of a row's logsumexp by its scores is its softmax."""
     q, k = _inputs(q, k)

@@ -40,24 +40,28 @@ def _arrays_only(inputs: tuple[Any, ...], cotangents: tuple[Any, ...]) -> tuple[
     return tuple(None if _is_scalar(x) else as_float64(dx) for x, dx in zip(inputs, cotangents, strict=True))
 
 
+@np.errstate(all="ignore")
 def add(x, y):
     """The sum x + y; equal shapes, or one Python scalar."""
     left, right = _pair("add", x, y)
     return left + right
 
 
+@np.errstate(all="ignore")
 def add_vjp(x, y, dz):
     """Cotangents (dz, dz)."""
     dz = as_float64(dz)
     return _arrays_only((x, y), (dz, dz))
 
 
+@np.errstate(all="ignore")
 def sub(x, y):
     """The difference x - y; equal shapes, or one Python scalar."""
     left, right = _pair("sub", x, y)
     return left - right
 
 
+@np.errstate(all="ignore")
 def sub_vjp(x, y, dz):
     """Cotangents (dz, -dz)."""
     dz = as_float64(dz)
@@ -94,12 +98,14 @@ def div_vjp(x, y, dz):
     return _arrays_only((x, y), (dz / right, -dz * left / right**2))
 
 
+@np.errstate(all="ignore")
 def maximum(x, y):
     """The larger of x and y, element by element; NaN if either is NaN."""
     left, right = _pair("maximum", x, y)
     return np.maximum(left, right)
 
 
+@np.errstate(all="ignore")
 def maximum_vjp(x, y, dz):
     """All of dz to the larger operand; half to each where they tie."""
     left, right = _pair("maximum", x, y)
@@ -109,12 +115,14 @@ def maximum_vjp(x, y, dz):
     return _arrays_only((x, y), (dz * share, dz * other))
 
 
+@np.errstate(all="ignore")
 def minimum(x, y):
     """The smaller of x and y, element by element; NaN if either is NaN."""
     left, right = _pair("minimum", x, y)
     return np.minimum(left, right)
 
 
+@np.errstate(all="ignore")
 def minimum_vjp(x, y, dz):
     """All of dz to the smaller operand; half to each where they tie."""
     left, right = _pair("minimum", x, y)
@@ -124,12 +132,14 @@ def minimum_vjp(x, y, dz):
     return _arrays_only((x, y), (dz * share, dz * other))
 
 
+@np.errstate(all="ignore")
 def where(condition, x, y):
     """Elements of x where the condition holds, of y elsewhere; the condition has the shape of the arrays."""
     left, right = _pair("where", x, y)
     return np.where(np.asarray(condition, dtype=bool), left, right)
 
 
+@np.errstate(all="ignore")
 def where_vjp(condition, x, y, dz):
     """Cotangents (None, dz where the condition holds, dz where it does not)."""
     condition, dz = np.asarray(condition, dtype=bool), as_float64(dz)
@@ -210,11 +220,13 @@ def pow_vjp(x, dy, exponent):
     return (dy * exponent * x ** (exponent - 1.0),)
 
 
+@np.errstate(all="ignore")
 def tanh(x):
     """The hyperbolic tangent."""
     return np.tanh(as_float64(x))
 
 
+@np.errstate(all="ignore")
 def tanh_vjp(x, dy):
     """Cotangent dy (1 - tanh²x)."""
     return (as_float64(dy) * (1.0 - np.tanh(as_float64(x)) ** 2),)
@@ -226,12 +238,14 @@ def sigmoid(x):
     return 1.0 / (1.0 + np.exp(-as_float64(x)))
 
 
+@np.errstate(all="ignore")
 def sigmoid_vjp(x, dy):
     """Cotangent dy σ(x) σ(-x); the second factor is 1 - σ(x) without its cancellation."""
     x = as_float64(x)
     return (as_float64(dy) * sigmoid(x) * sigmoid(-x),)
 
 
+@np.errstate(all="ignore")
 def erf(x):
     """The error function, 2/√π ∫₀ˣ e^(-t²) dt, from the C library by way of `math.erf`."""
     return np.vectorize(math.erf, otypes=[np.float64])(as_float64(x))

@@ -6,6 +6,7 @@ from riftco.errors import ShapeError
 from riftco.oracle.elementwise import as_float64
 
 
+@np.errstate(all="ignore")
 def matmul(a, b):
     """a[..., I, J] · b[..., J, K] -> [..., I, K]; equal ranks and equal leading dimensions."""
     a, b = as_float64(a), as_float64(b)
@@ -17,6 +18,7 @@ def matmul(a, b):
     return np.matmul(a, b)
 
 
+@np.errstate(all="ignore")
 def matmul_vjp(a, b, dy):
     """Cotangents (dy · bᵀ, aᵀ · dy)."""
     a, b, dy = as_float64(a), as_float64(b), as_float64(dy)
@@ -36,12 +38,14 @@ def _parse(spec: str, count: int) -> tuple[list[str], str]:
     return inputs, output
 
 
+@np.errstate(all="ignore")
 def einsum(spec, *operands):
     """The sum over all letters that are not in the output of the product of the operands."""
     _parse(spec, len(operands))
     return np.einsum(spec, *[as_float64(operand) for operand in operands])
 
 
+@np.errstate(all="ignore")
 def einsum_vjp(spec, *operands_and_dy):
     """One cotangent per operand; the last argument is that of the output, after the operands.
 
@@ -61,6 +65,7 @@ def einsum_vjp(spec, *operands_and_dy):
     return tuple(cotangents)
 
 
+@np.errstate(all="ignore")
 def linear(x, weight, bias=None):
     """x[..., I] · weight[O, I]ᵀ + bias[O] -> [..., O]."""
     x, weight = as_float64(x), as_float64(weight)
@@ -73,6 +78,7 @@ def linear(x, weight, bias=None):
     return y if bias is None else add_bias(y, bias)
 
 
+@np.errstate(all="ignore")
 def linear_vjp(x, weight, *bias_and_dy) -> tuple:
     """Cotangents of linear.
 
@@ -88,6 +94,7 @@ def linear_vjp(x, weight, *bias_and_dy) -> tuple:
     return dx, dweight, None if bias_and_dy[0] is None else row_cotangents.sum(axis=0)
 
 
+@np.errstate(all="ignore")
 def add_bias(x, bias):
     """x[..., D] + bias[D]."""
     x, bias = as_float64(x), as_float64(bias)
@@ -99,6 +106,7 @@ def add_bias(x, bias):
     return x + bias
 
 
+@np.errstate(all="ignore")
 def add_bias_vjp(x, bias, dy):
     """Cotangents (dy, dy summed over all axes but the last)."""
     dy = as_float64(dy)

@@ -18,6 +18,7 @@ def _sum_rows(x: np.ndarray) -> np.ndarray:
     return x.reshape(-1, x.shape[-1]).sum(axis=0)
 
 
+@np.errstate(all="ignore")
 def layer_norm(x, scale, bias, *, eps=1e-5):
     """The rows (x - mean) / √(variance + eps) · scale + bias over the last axis, with the population variance.
 
@@ -36,6 +37,7 @@ def layer_norm(x, scale, bias, *, eps=1e-5):
     return centred / np.sqrt(variance + eps) * scale + bias
 
 
+@np.errstate(all="ignore")
 def layer_norm_vjp(x, scale, bias, dy, *, eps=1e-5):
     """Cotangents (dx, dscale, dbias).
 
@@ -52,6 +54,7 @@ def layer_norm_vjp(x, scale, bias, dy, *, eps=1e-5):
     return dx, _sum_rows(dy * normalised), _sum_rows(dy)
 
 
+@np.errstate(all="ignore")
 def rms_norm(x, scale, *, eps=1e-5):
     """The rows x / √(mean(x²) + eps) · scale over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467).
 
@@ -65,6 +68,7 @@ def rms_norm(x, scale, *, eps=1e-5):
     return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * scale
 
 
+@np.errstate(all="ignore")
 def rms_norm_vjp(x, scale, dy, *, eps=1e-5):
     """Cotangents (dx, dscale): with g = dy · scale, dx = (g - x̂ mean(g x̂)) / √(mean(x²) + eps)."""
     x, scale, dy = as_float64(x), as_float64(scale), as_float64(dy)
@@ -75,6 +79,7 @@ def rms_norm_vjp(x, scale, dy, *, eps=1e-5):
     return dx, _sum_rows(dy * normalised)
 
 
+@np.errstate(all="ignore")
 def dropout(x, keep_mask, rate):
     """Elements x / (1 - rate) where the mask keeps it, 0 elsewhere (Srivastava et al. 2014).
 
@@ -86,6 +91,7 @@ def dropout(x, keep_mask, rate):
     return np.where(np.asarray(keep_mask, dtype=bool), as_float64(x) / (1.0 - rate), 0.0)
 
 
+@np.errstate(all="ignore")
 def dropout_vjp(x, keep_mask, dy, rate):
     """Cotangents (dy / (1 - rate) where kept, None)."""
     return dropout(dy, keep_mask, rate), None

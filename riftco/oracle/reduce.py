@@ -42,6 +42,7 @@ def mean_vjp(x, dy, axis=None, keepdims=False):
     return (np.broadcast_to(dy / count, x.shape).copy(),)
 
 
+@np.errstate(all="ignore")
 def max(x, axis=None, keepdims=False):
     """The largest element over `axis`; NaN if there is a NaN."""
     return np.max(as_float64(x), axis=axis, keepdims=keepdims)
@@ -65,6 +66,7 @@ def logsumexp(x, axis=-1, keepdims=False):
     return result if keepdims else result.reshape(np.sum(x, axis=axis).shape)
 
 
+@np.errstate(all="ignore")
 def logsumexp_vjp(x, dy, axis=-1, keepdims=False):
     """Cotangent dy softmax(x)."""
     x = as_float64(x)
@@ -79,6 +81,7 @@ def softmax(x, axis=-1):
     return exponentials / np.sum(exponentials, axis=axis, keepdims=True)
 
 
+@np.errstate(all="ignore")
 def softmax_vjp(x, dy, axis=-1):
     """Cotangent p (dy - Σ dy p)."""
     p, dy = softmax(x, axis), as_float64(dy)
@@ -93,6 +96,7 @@ def log_softmax(x, axis=-1):
     return shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
 
 
+@np.errstate(all="ignore")
 def log_softmax_vjp(x, dy, axis=-1):
     """Cotangent dy - p Σ dy."""
     dy = as_float64(dy)

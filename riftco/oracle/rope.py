@@ -14,6 +14,7 @@ from riftco.errors import ConfigError, ShapeError
 from riftco.oracle.elementwise import as_float64
 
 
+@np.errstate(all="ignore")
 def rope_tables(positions, head_dim, *, theta=1e4, scaling=None):
     """Cosines and sines of the rotation angles.
 
@@ -142,6 +143,7 @@ def _per_row(x: np.ndarray, table) -> np.ndarray:
     return table.reshape(-1, x.shape[1], 1, half)
 
 
+@np.errstate(all="ignore")
 def rope(x, cos, sin):
     """Rotate each channel pair (i, i + K/2) of x[B, T, H, K] by its position's angle.
 
@@ -157,6 +159,7 @@ def rope(x, cos, sin):
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
+@np.errstate(all="ignore")
 def rope_vjp(x, cos, sin, dy):
     """Cotangents (dx, dcos, dsin); dx is dy rotated back."""
     x, dy = as_float64(x), as_float64(dy)
