@@ -49,12 +49,12 @@ def broadcast_to_vjp(x, dy, shape):
     return (dy,)
 
 
-def concatenate(xs, axis):
+def concatenate(xs, axis=-1):
     """The arrays of a list, one after another along `axis`."""
     return np.concatenate([as_float64(x) for x in xs], axis=axis)
 
 
-def concatenate_vjp(xs, dy, axis):
+def concatenate_vjp(xs, dy, axis=-1):
     """The part of dy that each array of the list contributed, in the list's order."""
     dy, parts, start = as_float64(dy), [], 0
     for x in xs:
@@ -64,7 +64,7 @@ def concatenate_vjp(xs, dy, axis):
     return tuple(parts)
 
 
-def split(x, sections, axis):
+def split(x, sections, axis=-1):
     """A tuple of consecutive pieces along `axis`.
 
     Args:
@@ -90,7 +90,7 @@ def split(x, sections, axis):
     return tuple(pieces)
 
 
-def split_vjp(x, dys, sections, axis):
+def split_vjp(x, dys, sections, axis=-1):
     """The pieces' cotangents, joined."""
     return (concatenate(dys, axis),)
 
