@@ -4,6 +4,7 @@ from riftco.models.config import DecoderConfig
 from riftco.models.initialization import init, reference_init
 from riftco.models.names import from_named, named
 from riftco.models.presets import PRESETS, preset
+from riftco.models.snapshot import Snapshot
 from riftco.models.specification import (
     LeafSpec,
     abstract,
@@ -20,6 +21,7 @@ __all__ = [
     "PRESETS",
     "DecoderConfig",
     "LeafSpec",
+    "Snapshot",
     "abstract",
     "check_params",
     "decay_mask",

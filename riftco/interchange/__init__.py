@@ -1,0 +1,31 @@
+"""Models from and for other projects: Hugging Face directories.
+
+The tables of names and fields live with the model (`riftco.models.families`), since the native bundle is a Hugging
+Face directory too; here are the readers of directories that riftco did not write.
+"""
+
+from riftco.interchange import huggingface
+from riftco.models.families import (
+    FAMILIES,
+    config_dtype,
+    family_of,
+    from_hf_config,
+    from_published,
+    published_names,
+    refusal,
+    to_hf_config,
+    to_published,
+)
+
+__all__ = [
+    "FAMILIES",
+    "config_dtype",
+    "family_of",
+    "from_hf_config",
+    "from_published",
+    "huggingface",
+    "published_names",
+    "refusal",
+    "to_hf_config",
+    "to_published",
+]
