@@ -16,7 +16,7 @@ from riftco.types import PyTree
 
 
 class Model(NamedTuple):
-    """What a directory held: params, configuration, tokenizer, generation settings, chat template; None where absent."""
+    """What a directory held: params, configuration, tokenizer, generation, chat template; None where absent."""
 
     params: PyTree
     config: DecoderConfig
