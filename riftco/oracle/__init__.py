@@ -17,7 +17,7 @@ from riftco.oracle.activation import (
     swiglu,
     swiglu_vjp,
 )
-from riftco.oracle.attention import (
+from riftco.oracle.attend import (
     attention,
     attention_statistics,
     attention_statistics_vjp,
@@ -91,7 +91,7 @@ from riftco.oracle.reduce import (
     sum,
     sum_vjp,
 )
-from riftco.oracle.rope import rope, rope_tables, rope_vjp
+from riftco.oracle.rotary import rope, rope_tables, rope_vjp
 from riftco.oracle.shape import (
     broadcast_to,
     broadcast_to_vjp,

@@ -7,12 +7,12 @@ Names and the [out, in] orientation of linear weights are those of the native bu
 import numpy as np
 
 from riftco.oracle.activation import gelu, swiglu
-from riftco.oracle.attention import attention
+from riftco.oracle.attend import attention
 from riftco.oracle.index import take
 from riftco.oracle.linalg import linear
 from riftco.oracle.loss import cross_entropy
 from riftco.oracle.norm import layer_norm, rms_norm
-from riftco.oracle.rope import rope, rope_tables
+from riftco.oracle.rotary import rope, rope_tables
 
 
 def decoder_logits(

@@ -1,0 +1,68 @@
+"""The only file that branches on the jax version.
+
+riftco supports jax 0.10.2 to 0.12.x. jax 0.4.34 is admitted for Apple's `jax-metal` alone, whose last release was
+built for it; anywhere else an old jax is refused with the remedy.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+
+JAX_VERSION: tuple[int, ...] = tuple(int(part) for part in jax.__version__.split(".")[:3] if part.isdigit())
+MINIMUM_JAX = (0, 10, 2)
+
+
+def _refuse_old_jax() -> None:
+    if JAX_VERSION >= MINIMUM_JAX or os.environ.get("RIFTCO_ALLOW_OLD_JAX") == "1":
+        return
+    if importlib.util.find_spec("jax_plugins") and importlib.util.find_spec("jax_plugins.metal_plugin"):
+        return
+    raise ImportError(
+        f"riftco: jax >= 0.10.2 is required; jax {jax.__version__} is installed. Run "
+        "`pip install -U 'jax>=0.10.2,<0.13'`, or set RIFTCO_ALLOW_OLD_JAX=1 to try the single-device core on it."
+    )
+
+
+_refuse_old_jax()
+
+_typeof: Callable[[Any], Any] = getattr(jax, "typeof", None) or jax.core.get_aval
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The mesh axes over which `x` varies inside a `shard_map` that checks them; empty elsewhere."""
+    return frozenset(getattr(_typeof(x), "vma", ()) or ())
+
+
+def mark_varying(x: Any, axes: frozenset[str]) -> Any:
+    """`x`, typed as varying over `axes` as well; the values do not change."""
+    missing = tuple(sorted(axes - varying_axes(x)))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def scan(body: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse: bool, unroll: int | bool) -> Any:
+    """`lax.scan` whose carry may start less varying than it ends (inside `shard_map(check_vma=True)`).
+
+    `lax.scan` asks for equal types in and out; a carry of zeros joins with values that differ between devices and so
+    changes its type. The types are raised until they hold still, which ends because the axes are finitely many.
+    """
+    leaves, tree = jax.tree_util.tree_flatten(init)
+    everything = leaves + jax.tree_util.tree_leaves(xs)
+    if any(varying_axes(leaf) for leaf in everything):
+        while True:
+            first = jax.tree_util.tree_map(lambda x: lax.index_in_dim(x, 0, keepdims=False), xs)
+            out, _ = jax.eval_shape(body, jax.tree_util.tree_unflatten(tree, leaves), first)
+            wanted = [frozenset(getattr(o, "vma", ()) or ()) for o in jax.tree_util.tree_leaves(out)]
+            raised = [mark_varying(leaf, axes) for leaf, axes in zip(leaves, wanted, strict=True)]
+            if all(new is old for new, old in zip(raised, leaves, strict=True)):
+                break
+            leaves = raised
+    return lax.scan(body, jax.tree_util.tree_unflatten(tree, leaves), xs, length=length, reverse=reverse, unroll=unroll)
+
+
+def is_concrete(x: Any) -> bool:
+    """Whether the values of `x` can be looked at now (it is not being traced by jax)."""
+    return not isinstance(x, jax.core.Tracer)

@@ -1,0 +1,303 @@
+"""Loops and recomputation: `scan` and `checkpoint`, both ops like any other.
+
+Each rule re-enters its own op with a larger body, so outer derivatives meet a scan again and compile in constant
+time, and only the innermost call, on plain arrays, runs `lax.scan`. While it runs, a barrier is up: every box that
+already exists was captured by closure, which is an error and never a silently lost derivative.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.tree_util import tree_flatten, tree_leaves, tree_structure, tree_unflatten
+
+from riftco import _compat
+from riftco.autodiff.box import is_floating
+from riftco.autodiff.tape import Op, Program, Static, accumulate, barrier, record, refuse_boxes
+from riftco.errors import GradError
+from riftco.types import PyTree
+
+
+@jax.tree_util.register_pytree_node_class
+class _Packed:
+    """A pytree held as its list of leaves, so that a leaf's cotangent may be None and still have its place."""
+
+    def __init__(self, leaves: list[Any], tree: Any) -> None:
+        self.leaves, self.tree = leaves, tree
+
+    @classmethod
+    def pack(cls, value: PyTree) -> "_Packed":
+        return cls(*tree_flatten(value))
+
+    def unpack(self) -> PyTree:
+        return tree_unflatten(self.tree, self.leaves)
+
+    def tree_flatten(self) -> tuple[list[Any], Any]:
+        return self.leaves, self.tree
+
+    @classmethod
+    def tree_unflatten(cls, tree: Any, leaves: Any) -> "_Packed":
+        return cls(list(leaves), tree)
+
+
+# ------------------------------------------------------------------------------------------------ scan
+
+
+def scan(
+    body: Callable[..., tuple[PyTree, PyTree]],
+    init: PyTree,
+    xs: PyTree,
+    *shared: PyTree,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+) -> tuple[PyTree, PyTree]:
+    """`lax.scan` with hand-written reverse mode and explicit shared inputs.
+
+    Args:
+        body: `body(carry, x, *shared) -> (carry, y)`. It must take every differentiated value as an argument.
+        init: first carry.
+        xs: pytree whose leaves have a leading axis of the loop's length.
+        *shared: pytrees handed unchanged to every step; their gradients are summed over the steps.
+        length: number of steps, needed only when `xs` is empty.
+        reverse: run from the last step to the first.
+        unroll: how many steps are laid out in one iteration; True for all.
+
+    Returns:
+        `(carry, ys)`.
+
+    Raises:
+        GradError: if the body captured a differentiated value by closure.
+
+    Gradient:
+        Saves the residuals of each step, stacked; a residual that is the step's own slice of `xs` or a shared input is
+        supplied again and not copied. Any order; compile time does not grow with the length.
+    """
+    flat = _FlatBody(body, tree_structure(init), tree_structure(xs), tree_structure(shared))
+    carry, ys = _scan(
+        tree_leaves(init),
+        tree_leaves(xs),
+        tree_leaves(shared),
+        body=flat,
+        length=length,
+        reverse=reverse,
+        unroll=unroll,
+    )
+    return tree_unflatten(flat.carry, carry), ys.unpack()
+
+
+@dataclass(frozen=True)
+class _FlatBody:
+    """A body that takes and returns lists of leaves; equal for the same function and structures."""
+
+    body: Callable[..., Any]
+    carry: Any
+    xs: Any
+    shared: Any
+
+    def __call__(self, carry: list[Any], x: list[Any], shared: list[Any]) -> tuple[list[Any], _Packed]:
+        carry_out, y = self.body(
+            tree_unflatten(self.carry, carry), tree_unflatten(self.xs, x), *tree_unflatten(self.shared, shared)
+        )
+        leaves, tree = tree_flatten(carry_out)
+        if tree != self.carry:
+            raise GradError(
+                f"scan: the body must return a carry of the structure it was given, {self.carry}; got {tree}."
+            )
+        return leaves, _Packed.pack(y)
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """Which leaves of (carry, x, shared) are differentiated."""
+
+    carry: tuple[bool, ...]
+    xs: tuple[bool, ...]
+    shared: tuple[bool, ...]
+
+    def split(self, values: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """One value for each differentiated leaf, cut into the three groups."""
+        a, b = sum(self.carry), sum(self.carry) + sum(self.xs)
+        return values[:a], values[a:b], values[b:]
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True)
+class _Step:
+    """What one step saved: the arrays to stack, and where each residual of its program is to be found again."""
+
+    stacked: list[Any]
+    program: Program
+    sources: tuple[tuple[str, int], ...]  # ("stacked" | "xs" | "shared", index)
+    reads: _Reads
+
+    def tree_flatten(self) -> tuple[list[Any], Any]:
+        return self.stacked, (self.program, self.sources, self.reads)
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, stacked: Any) -> "_Step":
+        return cls(list(stacked), *static)
+
+    def used(self, kind: str, leaves: list[Any]) -> dict[int, Any]:
+        """The leaves of a group that the backward pass reads again."""
+        return {i: leaves[i] for i in sorted({i for k, i in self.sources if k == kind})}
+
+
+def _scan_impl(
+    carry: list[Any], xs: list[Any], shared: list[Any], *, body: _FlatBody, length: Any, reverse: bool, unroll: Any
+) -> Any:
+    # A fresh function each time: lax.scan caches by function, and the body's Python must run.
+    def step(carry: Any, x: Any) -> Any:
+        return refuse_boxes("scan", body(carry, x, shared))
+
+    with barrier("scan"):
+        return _compat.scan(step, carry, xs, length, reverse, unroll)
+
+
+def _scan_fwd(
+    carry: list[Any],
+    xs: list[Any],
+    shared: list[Any],
+    *,
+    body: _FlatBody,
+    length: Any,
+    reverse: bool,
+    unroll: Any,
+    needs: tuple[bool, ...],
+) -> Any:
+    # A carry leaf that starts undifferentiated may meet a differentiated value in the first step.
+    a, b = len(carry), len(carry) + len(xs)
+    reads = _Reads(tuple(is_floating(leaf) for leaf in carry), needs[a:b], needs[b:])
+    recorded = functools.partial(_record_step, body, reads)
+    carry_out, (ys, step) = scan(recorded, carry, xs, shared, length=length, reverse=reverse, unroll=unroll)
+    return (carry_out, ys), (step, step.used("xs", xs), step.used("shared", shared))
+
+
+def _record_step(body: _FlatBody, reads: _Reads, carry: list[Any], x: list[Any], shared: list[Any]) -> Any:
+    leaves = [*carry, *x, *shared]
+    chosen = [i for i, read in enumerate((*reads.carry, *reads.xs, *reads.shared)) if read]
+    a, b = len(carry), len(carry) + len(x)
+
+    def of_chosen(*boxes: Any) -> Any:
+        filled = list(leaves)
+        for i, box in zip(chosen, boxes, strict=True):
+            filled[i] = box
+        return body(filled[:a], filled[a:b], filled[b:])
+
+    (carry_out, y), program, residuals = record(of_chosen, [leaves[i] for i in chosen], ["scan input"] * len(chosen))
+    known = {id(leaf): ("shared", i) for i, leaf in enumerate(shared)}
+    known |= {id(leaf): ("xs", i) for i, leaf in enumerate(x)}
+    stacked = [leaf for leaf in residuals if id(leaf) not in known]
+    place = {id(leaf): ("stacked", i) for i, leaf in enumerate(stacked)} | known
+    return carry_out, (y, _Step(stacked, program, tuple(place[id(leaf)] for leaf in residuals), reads))
+
+
+def _scan_bwd(saved: Any, ct: Any, *, length: Any, reverse: bool, unroll: Any) -> Any:
+    step, xs_again, shared_again = saved
+    ct_carry, ct_ys = ct
+    program, reads = step.program, step.reads
+
+    def backward(state: Any, x: Any, shared_again: Any) -> Any:
+        ct_carry, sums = state
+        slice_, xs_again, ct_y = x
+        found = {"stacked": slice_.stacked, "xs": xs_again, "shared": shared_again}
+        cts = program.backward([found[kind][i] for kind, i in slice_.sources], [*_spread(reads.carry, ct_carry), *ct_y])
+        cts = [jnp.zeros(*aval) if c is None else c for c, aval in zip(cts, program.inputs, strict=True)]
+        ct_carry, ct_x, ct_shared = reads.split(cts)
+        return (ct_carry, [accumulate(s, c) for s, c in zip(sums, ct_shared, strict=True)]), ct_x
+
+    sums = [jnp.zeros(*aval) for aval in reads.split(list(program.inputs))[2]]
+    (ct_init, ct_shared), ct_xs = scan(
+        backward,
+        ([c for c, read in zip(ct_carry, reads.carry, strict=True) if read], sums),
+        (step, xs_again, ct_ys.leaves),
+        shared_again,
+        length=length,
+        reverse=not reverse,
+        unroll=unroll,
+    )
+    return _spread(reads.carry, ct_init), _spread(reads.xs, ct_xs), _spread(reads.shared, ct_shared)
+
+
+def _spread(flags: tuple[bool, ...], values: list[Any]) -> list[Any]:
+    left = iter(values)
+    return [next(left) if flag else None for flag in flags]
+
+
+_scan = Op("scan", _scan_impl, _scan_fwd, _scan_bwd, takes_needs=True, transient=("body",))
+
+# ------------------------------------------------------------------------------------------------ checkpoint
+
+
+def checkpoint(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """`f`, of which only the arguments are saved for the backward pass; `f` is run again there.
+
+    Args:
+        f: a function of pytrees written in `riftco.ops`. It must take every differentiated value, and every key that
+            it draws from, as an argument.
+
+    Returns:
+        A function like `f`, with equal values and gradients.
+
+    Raises:
+        GradError: if `f` captured a differentiated value by closure.
+
+    Gradient:
+        Saves the arguments. The backward pass sends the arguments *and* the cotangent through one optimization
+        barrier, so that the compiler can neither merge the second run with the first nor start it early.
+    """
+
+    @functools.wraps(f)
+    def checkpointed(*args: PyTree) -> PyTree:
+        tree = tree_structure(args)
+        return _checkpoint(tree_leaves(args), f=_FlatFunction(f, tree)).unpack()
+
+    return checkpointed
+
+
+@dataclass(frozen=True)
+class _FlatFunction:
+    f: Callable[..., Any]
+    tree: Any
+
+    def __call__(self, leaves: list[Any]) -> _Packed:
+        return _Packed.pack(self.f(*tree_unflatten(self.tree, leaves)))
+
+
+def _checkpoint_impl(leaves: list[Any], *, f: _FlatFunction) -> Any:
+    with barrier("checkpoint"):
+        return refuse_boxes("checkpoint", f(leaves))
+
+
+def _checkpoint_fwd(leaves: list[Any], *, f: _FlatFunction, needs: tuple[bool, ...]) -> Any:
+    return _checkpoint(leaves, f=f), (leaves, Static(needs))
+
+
+def _checkpoint_bwd(saved: Any, ct: Any, *, f: _FlatFunction) -> Any:
+    leaves, needs = saved
+    chosen = [i for i, need in enumerate(needs.value) if need]
+    leaves, ct_leaves = optimization_barrier((leaves, ct.leaves))
+
+    def of_chosen(*boxes: Any) -> Any:
+        filled = list(leaves)
+        for i, box in zip(chosen, boxes, strict=True):
+            filled[i] = box
+        return f(filled)
+
+    _, program, residuals = record(of_chosen, [leaves[i] for i in chosen], ["checkpoint input"] * len(chosen))
+    cts = program.backward(residuals, ct_leaves)
+    return (_spread(needs.value, cts),)
+
+
+_checkpoint = Op("checkpoint", _checkpoint_impl, _checkpoint_fwd, _checkpoint_bwd, takes_needs=True)
+
+optimization_barrier = Op(
+    "optimization_barrier",
+    impl=lambda tree: lax.optimization_barrier(tree),
+    fwd=lambda tree: (optimization_barrier(tree), ()),
+    bwd=lambda _, ct: (ct,),
+)
