@@ -1,6 +1,7 @@
 """One decoder for every family: its configuration, parameters, names and forward pass."""
 
 from riftco.models.config import DecoderConfig
+from riftco.models.decoder import forward, loss
 from riftco.models.initialization import init, reference_init
 from riftco.models.names import from_named, named
 from riftco.models.presets import PRESETS, preset
@@ -26,9 +27,11 @@ __all__ = [
     "check_params",
     "decay_mask",
     "flatten",
+    "forward",
     "from_named",
     "init",
     "logical_axes",
+    "loss",
     "named",
     "parameter_count",
     "preset",
