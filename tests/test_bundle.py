@@ -237,16 +237,16 @@ def test_a_save_that_fails_leaves_the_old_bundle(saved, tmp_path, params, tokeni
         patch.setattr("riftco.bundle.writing.write_weights", full_disk)
         with pytest.raises(BundleError, match="No space left"):
             bundle.save(saved, params, CONFIG, tokenizer, force=True)
-    rename, calls = os.rename, []
+    rename = os.rename
 
-    def second_rename_fails(source, target):
-        calls.append(target)
-        if len(calls) == 2:
+    def last_rename_fails(source, target):
+        if str(source).endswith(".new"):
+            assert not saved.exists()  # the old bundle has been set aside
             full_disk()
         rename(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr("os.rename", second_rename_fails)
+        patch.setattr("os.rename", last_rename_fails)
         with pytest.raises(BundleError, match="No space left"):
             bundle.save(saved, params, CONFIG, tokenizer, force=True)
     assert contents(saved) == before
