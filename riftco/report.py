@@ -194,7 +194,7 @@ def _tiles(train: list[Record], validation: list[Record]) -> str:
         tiles.append(("Perplexity", _number(validation[-1], "perplexity"), "validation"))
         tiles.append(("Bits per byte", _number(validation[-1], "bits_per_byte"), "validation"))
     if best is not None and best is not validation[-1]:
-        tiles.append(("Best loss", _number(best, "loss"), f"validation, step {_figure(_number(best, 'step'))}"))
+        tiles.append(("Best validation", _number(best, "loss"), f"loss, step {_figure(_number(best, 'step'))}"))
     if train:
         tiles.append(("Training loss", _number(train[-1], "loss"), "last batch"))
         tiles.append(("Speed", _number(train[-1], "tokens_per_second"), "tokens per second"))

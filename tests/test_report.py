@@ -90,7 +90,7 @@ def test_a_run_shows_its_curves_figures_configuration_and_samples(tmp_path):
     )
     assert page.tags.count("svg") == 4
     assert "200 steps · 20,000 tokens · 200 training records · 2 validation records" in page.text
-    assert "1.750" in page.text and "validation, step 100" in page.text  # the last figure, and the best beside it
+    assert "1.750" in page.text and "loss, step 100" in page.text  # the last figure, and the best beside it
     assert "12,345" in page.text and "bits per byte" in page.text.lower()
     assert "model.width" in page.text and "64" in page.words and "model.rope_scaling" in page.text
     assert "<b>Once</b> upon a time" in text
