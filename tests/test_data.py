@@ -224,7 +224,8 @@ def test_an_existing_directory_is_kept_unless_forced_and_never_if_it_is_no_datas
     other = tmp_path / "other"
     other.mkdir()
     precious = write(other / "thesis.tex", "years")
-    with pytest.raises(DataError, match=r"has no manifest\.json"):
+    write(other / "manifest.json", "{}")
+    with pytest.raises(DataError, match="force replaces only a dataset"):
         data.prepare(tmp_path / "text.txt", other, Bytes(), force=True)
     assert precious.read_text() == "years"
 
@@ -251,6 +252,19 @@ def test_a_source_that_changes_while_it_is_read_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"text\.txt' did; prepare again"):
         prepared(tmp_path, tokenizer=Meddler(), validation_fraction=0)
     assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.9])
+def test_shards_split_a_corpus_of_many_documents_as_load_texts_does(tmp_path, fraction):
+    write(tmp_path / "a.txt", "first document ")
+    write(tmp_path / "b.jsonl", "".join(json.dumps({"text": f"row {n} é"}) + "\n" for n in range(20)))
+    write(tmp_path / "c.txt", "last document")
+    paths = [tmp_path / "*.txt", tmp_path / "b.jsonl"]
+    dataset = data.prepare(paths, tmp_path / "set", Bytes(), fraction)
+    texts = data.load_texts(paths, validation_fraction=fraction)
+    for tokens, text in ((dataset.train, texts.train), (dataset.validation, texts.validation)):
+        assert Bytes().decode(tokens.read(0, len(tokens)).tolist()) == text
+    assert dataset.manifest.sources == texts.sources
 
 
 def test_an_explicit_pair_goes_to_its_splits(tmp_path):
@@ -616,6 +630,15 @@ def test_one_row_gives_at_most_two_widths_and_padding_one_shape():
     assert {batch.tokens.shape for batch in padded} == {(4, 16)} and len(padded) == 7
     assert next(iter(padded)).weights.dtype == np.float32
     assert list(padded)[-1].ids[-1].tolist() == [0, 432]
+
+
+def test_chunks_of_one_width_keep_their_order():
+    sequences = [list(range(2 + n % 3)) for n in range(300)]
+    for width in (1, 2, 3):
+        owners = [
+            n for b in data.evaluation_windows(sequences, 9, 7) if b.tokens.shape[1] == width for n in b.ids[:, 0]
+        ]
+        assert owners == [n for n in range(300) if 1 + n % 3 == width]
 
 
 def test_held_out_windows_of_a_dataset_cross_shards(tmp_path):

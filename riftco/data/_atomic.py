@@ -35,9 +35,7 @@ def new_directory(destination: Path, *, force: bool, may_replace: Callable[[Path
     if is_taken and not force:
         raise DataError(f"data: the output directory must be new; '{destination}' exists; choose another or use force")
     if is_taken and not may_replace(destination):
-        raise DataError(
-            f"data: force replaces only a dataset; '{destination}' has no manifest.json; choose another directory"
-        )
+        raise DataError(f"data: force replaces only a dataset; '{destination}' is none; choose another directory")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", suffix=".tmp", dir=destination.parent))

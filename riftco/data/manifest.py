@@ -85,6 +85,12 @@ class Manifest:
         return json.dumps({"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}, indent=2) + "\n"
 
 
+def is_dataset(directory: Path) -> bool:
+    """Whether the directory holds a manifest.json of token shards, sound or not."""
+    path = directory / FILE_NAME
+    return path.is_file() and FORMAT.encode() in path.read_bytes()
+
+
 def read_manifest(directory: str | Path) -> Manifest:
     """Read and validate a directory's manifest.json. Raises DataError naming the file and the field at fault."""
     path = Path(directory) / FILE_NAME

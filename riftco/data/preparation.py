@@ -20,7 +20,7 @@ from riftco.data.corpus import (
     survey,
 )
 from riftco.data.encoding import encode_pieces
-from riftco.data.manifest import FILE_NAME, Manifest, Split
+from riftco.data.manifest import FILE_NAME, Manifest, Split, is_dataset
 from riftco.data.shards import Dataset, ShardWriter, open_dataset, shard_dtype
 from riftco.data.text import file_sha256, validation_size
 from riftco.data.windows import require_window
@@ -72,7 +72,7 @@ def prepare(
         point = whole.characters - validation_size(whole.characters, share)
         parts = {"train": (whole, 0, point), "validation": (whole, point, whole.characters)}
     sources = tuple(dict.fromkeys(source for side, _, _ in parts.values() for source in side.sources))
-    with new_directory(Path(out_dir), force=force, may_replace=lambda path: (path / FILE_NAME).is_file()) as directory:
+    with new_directory(Path(out_dir), force=force, may_replace=is_dataset) as directory:
         splits = {}
         for name, (side, start, stop) in parts.items():
             text = _characters(corpus_pieces(side.files, separator), start, stop)
