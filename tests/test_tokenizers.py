@@ -132,6 +132,13 @@ def test_any_list_of_merges_is_applied_lowest_first(rnd: random.Random, count, d
         assert merger._merge_ordered(list(ids)) == expected
 
 
+def test_lists_in_an_order_that_no_training_gives_are_told_apart():
+    assert Merger([(97, 98, 256), (256, 99, 257), (99, 256, 258)]).is_ordered
+    assert not Merger([(256, 99, 257), (97, 98, 256)]).is_ordered
+    assert not Merger([(99, 256, 257), (97, 98, 256)]).is_ordered
+    assert not Merger([(97, 98, 256), (256, 99, 257), (98, 97, 256)]).is_ordered, "256 is made once more later"
+
+
 def test_random_corpora_with_long_runs_agree_between_the_three_encoders(rng):
     data = bytes(rng.choice([97, 98, 32], 4000, p=[0.7, 0.2, 0.1]).tolist())
     tokenizer = BPETokenizer.train(data, 600)
@@ -176,6 +183,9 @@ def test_ascii_engine_blocks_and_stages_agree(name):
     long = (text + "é x1 ") * 12
     assert len(long) > 3 * _BLOCK
     assert splitter.split(long) == splitter._unicode.findall(long)
+    for before in ("x", "!", "\n", "é"):
+        edge = "x" * (_BLOCK - 4) + before + " " * 9 + "\n  y 1" + "é" * _BLOCK
+        assert splitter.split(edge) == splitter._unicode.findall(edge)
     staged = Splitter(("(?!)", *STAGES[name]))  # not known by name, so run stage by stage
     assert staged.name is None
     assert staged.split(text) == splitter.split(text)

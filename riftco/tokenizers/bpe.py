@@ -13,7 +13,14 @@ from riftco.errors import TokenizerError
 from riftco.tokenizers import byte_level
 from riftco.tokenizers.added import AddedToken, AddedTokenFinder
 from riftco.tokenizers.base import Tokenizer, to_utf8
-from riftco.tokenizers.bpe_checks import check_added, check_foreign, check_merges, check_roles, require_integer
+from riftco.tokenizers.bpe_checks import (
+    check_added,
+    check_foreign,
+    check_merges,
+    check_roles,
+    check_special_texts,
+    require_integer,
+)
 from riftco.tokenizers.bpe_encode import ChunkCache, Merger
 from riftco.tokenizers.bpe_train import count_chunks, learn_merges
 from riftco.tokenizers.patterns import Splitter
@@ -133,15 +140,8 @@ class BPETokenizer(Tokenizer):
         """
         who = f"{cls.__name__}.train"
         data = to_utf8(data)
-        if isinstance(special_tokens, (str, bytes)):
-            raise TypeError(
-                f"{who}: special_tokens must be a sequence of texts; got one {type(special_tokens).__name__}"
-            )
+        reserved = check_special_texts(who, special_tokens)
         vocab_size = require_integer(who, "vocab_size", vocab_size, 256 + len(special_tokens))
-        for index, content in enumerate(special_tokens):
-            AddedToken(content, 0)  # its own checks, before any work is done
-            if content in special_tokens[:index]:
-                raise TokenizerError(f"{who}: special tokens must be distinct; {content!r} comes twice")
         min_frequency = require_integer(who, "min_frequency", min_frequency, 1)
         splitter = Splitter(pattern)
         if not data:
@@ -151,7 +151,6 @@ class BPETokenizer(Tokenizer):
         else:
             chunks = [(data, 1)]
         limit = vocab_size - 256 - len(special_tokens)
-        reserved = [content.encode("utf-8") for content in special_tokens]
         merges = learn_merges(chunks, limit, min_frequency, unique_pieces=bool(splitter.stages), reserved=reserved)
         first = 256 + len(merges)
         added = tuple(AddedToken(content, first + index) for index, content in enumerate(special_tokens))

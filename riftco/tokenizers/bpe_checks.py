@@ -150,6 +150,17 @@ def check_added(
     return everything
 
 
+def check_special_texts(who: str, texts: Sequence[str]) -> list[bytes]:
+    """The UTF-8 of distinct, non-empty texts: checked before a long training, not after it."""
+    if isinstance(texts, (str, bytes)):
+        raise TypeError(f"{who}: special_tokens must be a sequence of texts; got one {type(texts).__name__}")
+    contents = [AddedToken(text, 0).content.encode("utf-8") for text in texts]
+    for index, content in enumerate(contents):
+        if content in contents[:index]:
+            raise TokenizerError(f"{who}: special tokens must be distinct; {texts[index]!r} comes twice")
+    return contents
+
+
 def check_roles(roles: Mapping[str, str], added: Sequence[AddedToken]) -> dict[str, str]:
     """The roles as a dict: known names, each an added token's text."""
     contents = {token.content for token in added}
