@@ -56,6 +56,10 @@ def test_a_bundle_comes_back_exactly(saved, params, tokenizer):
     assert loaded.tokenizer == tokenizer
     assert loaded.tokenizer.encode("the cat<|endoftext|>") == tokenizer.encode("the cat<|endoftext|>")
     assert loaded.manifest["stage"] == "pretrain" and loaded.manifest["fingerprints"]["training"] == {"steps": 3}
+    assert (
+        json.loads((saved / "config.json").read_text())["eos_token_id"] == tokenizer.eos_id == tokenizer.vocab_size - 1
+    )
+    assert loaded.generation == {"eos_token_id": tokenizer.eos_id}
     assert sorted(contents(saved)) == [
         "config.json",
         "generation_config.json",

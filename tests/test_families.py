@@ -197,3 +197,52 @@ def test_stored_forms_of_tied_and_prefixless_models(rng):
         from_published({**published, "model.layers.0.self_attn.q_proj.lora_A.weight": np.ones(1)}, config)
     with pytest.raises(ShapeError, match=r"model.norm.weight must be \[32\]"):
         from_published({**published, "model.norm.weight": np.ones(31)}, config)
+
+
+# The fields that decide the forward pass, as the released config.json files give them.
+RELEASED = {
+    "gpt2": {
+        "model_type": "gpt2", "activation_function": "gelu_new", "attn_pdrop": 0.0, "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0, "layer_norm_epsilon": 1e-05, "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12,
+        "n_positions": 1024, "vocab_size": 50257,
+    },
+    "smollm2-135m": {
+        "model_type": "llama", "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu",
+        "hidden_size": 576, "intermediate_size": 1536, "max_position_embeddings": 8192, "mlp_bias": False,
+        "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3, "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000,
+        "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 49152,
+    },
+    "llama3.2-1b": {
+        "model_type": "llama", "attention_bias": False, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 8192, "max_position_embeddings": 131072, "num_attention_heads": 32,
+        "num_hidden_layers": 16, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+        "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                         "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+        "tie_word_embeddings": True, "vocab_size": 128256,
+    },
+    "mistral-7b": {
+        "model_type": "mistral", "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+        "max_position_embeddings": 32768, "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096,
+        "tie_word_embeddings": False, "vocab_size": 32000,
+    },
+    "qwen2-0.5b": {
+        "model_type": "qwen2", "hidden_act": "silu", "hidden_size": 896, "intermediate_size": 4864,
+        "max_position_embeddings": 131072, "max_window_layers": 24, "num_attention_heads": 14,
+        "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+        "sliding_window": 131072, "tie_word_embeddings": True, "use_sliding_window": False, "vocab_size": 151936,
+    },
+    "qwen3-0.6b": {
+        "model_type": "qwen3", "attention_bias": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
+        "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28,
+        "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+        "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True,
+        "use_sliding_window": False, "vocab_size": 151936,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_presets_are_the_released_configurations(name):
+    assert from_hf_config(RELEASED[name]) == preset(name)

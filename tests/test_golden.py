@@ -3,6 +3,7 @@
 The file is found through RIFTCO_GOLDEN or at ../shared/golden/ beside the checkout.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 from riftco import value_and_grad
 from riftco.models import DecoderConfig, forward, loss, named, parameter_count, reference_init, spec
 from riftco.optim import adam
+from riftco.tokenizers import BPETokenizer, ByteTokenizer
 
 _DEFAULT = pathlib.Path(__file__).resolve().parents[2] / "shared" / "golden" / "golden_core.json"
 _PATH = pathlib.Path(os.environ.get("RIFTCO_GOLDEN", _DEFAULT))
@@ -94,8 +96,9 @@ def batches(golden: dict[str, Any], count: int) -> list[tuple[np.ndarray, np.nda
     return [(window[:, :-1], window[:, 1:]) for window in windows]
 
 
-def trained(config: DecoderConfig, params: Any, data: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """float64[steps, 3]: loss before the update, gradient norm, clip scale."""
+@functools.cache
+def training(config: DecoderConfig) -> tuple[Any, Any]:
+    """The optimizer's init and one compiled step of a configuration, shared by the tests."""
     optimizer_init, update = adam(1e-2)
 
     @jax.jit
@@ -104,6 +107,12 @@ def trained(config: DecoderConfig, params: Any, data: list[tuple[np.ndarray, np.
         params, state, stats = update(grads, state, params)
         return params, state, (value, stats.grad_norm, stats.clip_scale, stats.ok)
 
+    return optimizer_init, step
+
+
+def trained(config: DecoderConfig, params: Any, data: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """float64[steps, 3]: loss before the update, gradient norm, clip scale."""
+    optimizer_init, step = training(config)
     state, rows = optimizer_init(params), []
     for tokens, targets in data:
         params, state, (*row, ok) = step(params, state, tokens, targets)
@@ -139,3 +148,13 @@ def test_one_batch_is_learnt_by_heart(golden):
     assert abs(losses[0] - curve["0"]) <= 1e-5
     assert abs(losses[20] / curve["20"] - 1) <= 0.2
     assert losses[199] < 0.03
+
+
+@pytest.mark.parametrize("vocab_size", ["258", "272", "300", "512"])
+def test_byte_pair_merges_and_ids(golden, vocab_size):
+    record, corpus = golden["bpe"][vocab_size], bytes(97 + int(token) for token in tokens_of(golden))
+    tokenizer = BPETokenizer.train(corpus, vocab_size=int(vocab_size), min_frequency=2)
+    assert [list(merge) for merge in tokenizer.merges] == record["merges"]
+    ids = tokenizer.encode(corpus)
+    assert (len(ids), ids[:32]) == (record["token_count"], record["ids_first32"])
+    assert ByteTokenizer.train(corpus).vocab_size == golden["bpe"]["byte_vocabulary"]
