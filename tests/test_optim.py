@@ -26,12 +26,17 @@ def bits(tree):
 
 def trajectory(gradients, params, **options):
     """Parameters and stats after each update with the given gradients."""
-    init, update = optim.adam(**options)
-    update, state, out = jax.jit(update), init(params), []
+    init, update = jitted(**options)
+    state, out = init(params), []
     for gradient in gradients:
         params, state, stats = update(gradient, state, params)
         out.append((params, stats))
     return out
+
+
+def jitted(*arguments, **options):
+    init, update = optim.adam(*arguments, **options)
+    return init, jax.jit(update)
 
 
 def random_tree(rng, scale=1.0):
@@ -147,13 +152,13 @@ def test_many_steps_equal_the_oracle(rng, page_size, limit, decay):
 def test_equal_to_optax_adamw(rng):
     with jax.numpy_dtype_promotion("standard"):
         peer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2, weight_decay=0.1))
-        init, update = optim.adam(1e-2, weight_decay=0.1)
+        init, update = jitted(1e-2, weight_decay=0.1)
         ours = theirs = random_tree(rng)
         state, their_state = init(ours), peer.init(theirs)
         for _ in range(20):
             gradient = random_tree(rng)
             ours, state, _ = update(gradient, state, ours)
-            updates, their_state = peer.update(gradient, their_state, theirs)
+            updates, their_state = jax.jit(peer.update)(gradient, their_state, theirs)
             theirs = optax.apply_updates(theirs, updates)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), ours, theirs)
 
@@ -161,7 +166,7 @@ def test_equal_to_optax_adamw(rng):
 def test_the_bias_correction_keeps_its_digits():
     # With a constant gradient, m/(1 − b1^t) is g and v/(1 − b2^t) is g² at every t: each update is −lr·sign(g).
     # A float32 power would lose four digits of 1 − b2^t at t = 1 for b2 = 0.9999.
-    init, update = optim.adam(1.0, b1=0.99, b2=0.9999, eps=1e-30)
+    init, update = jitted(1.0, b1=0.99, b2=0.9999, eps=1e-30)
     params, state = f32(0), init(f32(0))
     for t in range(1, 4):
         params, state, _ = update(f32(0.5), state, params)
@@ -262,10 +267,10 @@ def test_a_spoilt_update_changes_no_bit_even_of_donated_buffers(kind, page_size,
 def test_a_retry_after_a_refusal_is_the_first_step(rng):
     params, gradient = random_tree(rng), random_tree(rng)
     bad = {**gradient, "gain": f32(math.inf).reshape(())}
-    (_, refused), retried = trajectory([bad, gradient], params, learning_rate=0.1)
-    (direct,) = trajectory([gradient], params, learning_rate=0.1)
+    init, update = jitted(0.1)
+    kept, state, refused = update(bad, init(params), params)
     assert not bool(refused.ok) and math.isinf(float(refused.grad_norm))
-    assert bits(retried) == bits(direct)
+    assert bits(update(gradient, state, kept)) == bits(update(gradient, init(params), params))
 
 
 def test_the_step_counter_does_not_wrap():
@@ -303,7 +308,7 @@ def test_no_two_leaves_share_a_buffer(rng, page_size, wrap):
 def test_bfloat16_parameters_keep_float32_moments(rng):
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), random_tree(rng))
     gradient = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), random_tree(rng))
-    init, update = optim.adam(0.1, weight_decay=0.1)
+    init, update = jitted(0.1, weight_decay=0.1)
     after, state, stats = update(gradient, init(params), params)
     assert {leaf.dtype for leaf in jax.tree.leaves(after)} == {jnp.dtype(jnp.bfloat16)}
     assert {leaf.dtype for leaf in jax.tree.leaves((state.m, state.v))} == {jnp.dtype(jnp.float32)}
@@ -328,7 +333,7 @@ def test_pages_are_bounded():
 
 
 def test_a_run_can_change_its_layout(rng):
-    params, gradients = random_tree(rng), [random_tree(rng) for _ in range(6)]
+    params, gradients = random_tree(rng), [random_tree(rng) for _ in range(3)]
     expected = trajectory(gradients, params, learning_rate=0.1)[-1][0]
     page_size = None
     logical = optim.logical_state(optim.adam(0.1)[0](params), params)
@@ -361,7 +366,7 @@ def test_a_damaged_logical_state_is_refused(rng):
 def test_scan_equals_a_loop(rng):
     params, gradients = random_tree(rng), [random_tree(rng) for _ in range(5)]
     expected = trajectory(gradients, params, learning_rate=optim.warmup_cosine(0.1, 2, 5))
-    init, update = optim.adam(optim.warmup_cosine(0.1, 2, 5))
+    init, update = jitted(optim.warmup_cosine(0.1, 2, 5))
 
     def body(carry, gradient):
         params, state, stats = update(gradient, carry[1], carry[0])
@@ -376,7 +381,7 @@ def test_scan_equals_a_loop(rng):
 def test_vmap_commits_each_member_by_itself(rng):
     params, gradient = f32(*rng.normal(size=6)).reshape(3, 2), f32(*rng.normal(size=6)).reshape(3, 2)
     gradient = gradient.at[1, 0].set(math.nan).at[2].set(1e25)
-    init, update = optim.adam(0.1)
+    init, update = jitted(0.1)
     after, state, stats = jax.vmap(update)(gradient, jax.vmap(init)(params), params)
     assert stats.ok.tolist() == [True, False, True] and state.step.tolist() == [1, 0, 1]
     for i in range(3):
@@ -389,7 +394,7 @@ def test_vmap_commits_each_member_by_itself(rng):
 @pytest.mark.parametrize("varying", [True, False])
 def test_shard_map(rng, check_vma, varying):
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
-    init, update = optim.adam(0.1, weight_decay=0.1)
+    init, update = jitted(0.1, weight_decay=0.1)
     params, gradients = random_tree(rng), [random_tree(rng) for _ in range(4)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *gradients)
     mean = jax.tree.map(lambda leaf: leaf.mean(0), stacked)
@@ -422,12 +427,12 @@ def test_sharded_parameters_under_jit_have_a_global_norm_and_sharded_moments(rng
     mesh = Mesh(np.array(jax.devices()[:4]), ("fsdp",))
     sharding = NamedSharding(mesh, P("fsdp"))
     params, gradient = (jnp.asarray(rng.normal(size=(8, 3)), jnp.float32) for _ in range(2))
-    init, update = optim.adam(0.1)
+    init, update = jitted(0.1)
     alone, _, expected = update(gradient, init(params), params)
     sharded = jax.device_put(params, sharding)
     state = init(sharded)
     assert state.m.sharding.is_equivalent_to(sharding, 2)
-    after, state, stats = jax.jit(update)(jax.device_put(gradient, sharding), state, sharded)
+    after, state, stats = update(jax.device_put(gradient, sharding), state, sharded)
     np.testing.assert_allclose(stats.grad_norm, expected.grad_norm, rtol=1e-6)
     np.testing.assert_allclose(after, alone, rtol=1e-6)
     assert after.sharding.is_equivalent_to(sharding, 2) and state.v.sharding.is_equivalent_to(sharding, 2)
@@ -548,13 +553,13 @@ def answers(rng, lengths, width=100):
 
 def test_accumulation_is_exact_for_answers_of_1_and_99_tokens(rng):
     params, batch = answers(rng, [1, 99])
-    (loss, count), gradient = token_loss(params, batch)
+    (loss, count), gradient = jax.jit(token_loss)(params, batch)
     micro = jax.tree.map(lambda leaf: leaf[:, None], batch)
     out = jax.jit(lambda p, b: optim.accumulate(token_loss, p, b))(params, micro)
     assert float(out.count) == 100 == float(count)
     np.testing.assert_allclose(out.loss, loss / count, rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b / count, atol=1e-6), out.gradients, gradient)
-    means = [token_loss(params, jax.tree.map(lambda leaf, i=i: leaf[i], micro)) for i in range(2)]
+    means = [jax.jit(token_loss)(params, jax.tree.map(lambda leaf, i=i: leaf[i], micro)) for i in range(2)]
     mean_of_means = 0.5 * sum(g["u"] / c for (_, c), g in means)
     assert not np.allclose(mean_of_means, out.gradients["u"], atol=1e-3), "the case does not tell the two apart"
 
@@ -562,7 +567,7 @@ def test_accumulation_is_exact_for_answers_of_1_and_99_tokens(rng):
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_accumulation_over_devices(rng, check_vma):
     params, batch = answers(rng, [1, 99, 3, 50])
-    (_, count), gradient = token_loss(params, batch)
+    (_, count), gradient = jax.jit(token_loss)(params, batch)
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
     split = lambda leaf: leaf.reshape(2, 2, 1, *leaf.shape[1:])  # [micro-batches, devices, rows, ...]
 
@@ -579,7 +584,9 @@ def test_accumulation_over_devices(rng, check_vma):
 
 def test_accumulation_of_nothing_counted_is_zero_and_shapes_are_checked(rng):
     params, batch = answers(rng, [0, 0])
-    out = optim.accumulate(token_loss, params, jax.tree.map(lambda leaf: leaf[:, None], batch))
+    out = jax.jit(lambda p, b: optim.accumulate(token_loss, p, b))(
+        params, jax.tree.map(lambda leaf: leaf[:, None], batch)
+    )
     assert float(out.loss) == 0 and float(out.count) == 0 and not any(leaf.any() for leaf in jax.tree.leaves(out))
     with pytest.raises(ShapeError, match="accumulate: arrays must lead with one number"):
         optim.accumulate(token_loss, params, {**batch, "y": batch["y"][:1]})
