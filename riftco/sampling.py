@@ -6,7 +6,7 @@ The order is part of the contract, since another order gives other probabilities
 
 Everything is a pure function of arrays and works under `jax.jit`, with each parameter a Python number (one for all
 rows) or an array (one per row, traced or not). Python numbers are looked at while tracing: a filter that is off costs
-nothing, and the vocabulary is sorted only for top-p, min-p or a traced top-k. When to stop, `riftco.generation` knows.
+nothing. No vocabulary is ever sorted. When to stop, `riftco.generation` knows.
 
 The float64 twin, with loops, is `riftco.oracle.samplers`.
 """
@@ -105,7 +105,8 @@ def filter_logits(
     """
     _check_logits("filter_logits", logits)
     options, columns = _split_parameters("filter_logits", logits, temperature, top_k, top_p, min_p)
-    return _filter(logits, columns, options)
+    scaled, usable = _filter(logits, columns, options)
+    return jnp.where(usable[..., None], scaled, jnp.nan)
 
 
 def greedy(logits: Array) -> Array:
@@ -226,8 +227,8 @@ class _Options(NamedTuple):
 
     greedy: bool  # temperature is the number 0
     sampled: bool  # temperature is a number that is not 0
-    top_k: int | None  # 0: off; None: traced
-    top_p: bool  # whether the filter is on
+    top_k: bool  # whether the filter may be on; the same for the next two
+    top_p: bool
     min_p: bool
 
 
@@ -244,29 +245,24 @@ def _split_parameters(
     columns: dict[str, Array] = {}
     for name, value in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p), ("min_p", min_p)):
         value = value.item() if isinstance(value, np.generic) else value
+        kind = np.asarray(value).dtype if isinstance(value, int | float) else jnp.asarray(value).dtype
+        if name == "top_k" and not jnp.issubdtype(kind, jnp.integer):
+            got = value if isinstance(value, float) else kind
+            raise DTypeError(f"{who}: top_k must be an integer; got {got}. 0 turns it off.")
         if isinstance(value, int | float):
-            numbers[name] = value
             low, high = _RANGES.get(name, (-np.inf, np.inf))
             if not low <= value <= high or value == np.inf:
                 raise DomainError(f"{who}: {name} must be a number from {low:g} to {high:g}; got {value}.")
-        if name == "top_k":
-            kind = np.asarray(value).dtype if name in numbers else jnp.asarray(value).dtype
-            if not jnp.issubdtype(kind, jnp.integer):
-                raise DTypeError(
-                    f"{who}: top_k must be an integer; got {value if name in numbers else kind}. 0 turns it off."
-                )
-            if name not in numbers:
-                columns[name] = _column(who, name, value, leading, jnp.int32)
-        else:
-            columns[name] = _column(who, name, value, leading, dtype)
-    static_k = numbers.get("top_k")
-    if static_k is not None and not 0 < static_k < vocab:
-        static_k = 0
-    heat = numbers.get("temperature")
-    on_p, on_min = numbers.get("top_p") != 1, numbers.get("min_p") != 0
-    return _Options(
-        heat is not None and heat < _TINY, heat is not None and heat >= _TINY, static_k, on_p, on_min
-    ), columns
+            numbers[name] = value = min(max(value, 0), vocab) if name == "top_k" else value
+        columns[name] = _column(who, name, value, leading, jnp.int32 if name == "top_k" else dtype)
+    options = _Options(
+        greedy="temperature" in numbers and numbers["temperature"] < _TINY,
+        sampled="temperature" in numbers and numbers["temperature"] >= _TINY,
+        top_k=numbers.get("top_k") not in (0, vocab),
+        top_p=numbers.get("top_p") != 1,
+        min_p=numbers.get("min_p") != 0,
+    )
+    return options, columns
 
 
 def _check_logits(who: str, logits: Array, rank: int | None = None) -> None:
@@ -306,90 +302,89 @@ def _column(who: str, name: str, value: float | Array, leading: tuple[int, ...],
 # ---- the filtered distribution -------------------------------------------------------------------------------------
 
 
-class _Candidates(NamedTuple):
-    """The tokens that may be drawn, in descending order of logit, or in place where no order was needed."""
-
-    scaled: Array  # [..., C] (logit − largest) / temperature; −inf where dropped
-    ids: Array | None  # [..., C] int32; None: C = V and the ids are 0 … V − 1
-    usable: Array  # [...] whether the row can be drawn from
-
-
-def _candidates(logits: Array, columns: dict[str, Array], options: _Options) -> _Candidates:
-    """Temperature, then the filters. Each of the three keeps a prefix of the descending order."""
-    vocab = logits.shape[-1]
+@functools.partial(jax.jit, static_argnames="options")
+def _filter(logits: Array, columns: dict[str, Array], options: _Options) -> tuple[Array, Array]:
+    """Scaled logits [..., V], −inf where dropped, and whether each row [...] can be drawn from."""
     logits = logits.astype(_compute_dtype(logits))
     temperature, top_p, min_p = columns["temperature"], columns["top_p"], columns["min_p"]
     largest = jnp.max(logits, axis=-1, keepdims=True)  # NaN and +inf come through
     usable = jnp.isfinite(largest) & (temperature >= 0) & jnp.isfinite(temperature)
     usable = (usable & (top_p >= 0) & (top_p <= 1) & (min_p >= 0) & (min_p <= 1))[..., 0]
     is_greedy = temperature < _TINY
-    divisor = jnp.where(is_greedy, jnp.ones_like(temperature), temperature)
+    scaled = (logits - largest) / jnp.where(is_greedy, jnp.ones_like(temperature), temperature)
 
-    if options.top_k == 0 and not (options.top_p or options.min_p or options.greedy):
-        scaled = (logits - largest) / divisor
-        if not options.sampled:
-            best = jnp.argmax(logits, axis=-1, keepdims=True).astype(jnp.int32)
-            others = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) != best
-            scaled = jnp.where(is_greedy & others, -jnp.inf, scaled)
-        return _Candidates(scaled, None, usable)
-
-    values, ids = _descending(logits, 1 if options.greedy else (options.top_k or vocab))
-    rank = lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
-    scaled = (values - largest) / divisor
-    keep = (rank == 0) | ~is_greedy
-    if options.top_k is None:
-        keep &= (columns["top_k"] <= 0) | (rank < columns["top_k"])
-    if options.top_p:
-        weights = jnp.where(keep, jnp.exp(scaled), 0)
-        before = jnp.cumsum(weights, axis=-1) - weights  # the mass of the more likely tokens
-        keep &= (rank == 0) | (top_p >= 1) | (before < top_p * jnp.sum(weights, axis=-1, keepdims=True))
-    if options.min_p:
-        keep &= jnp.exp(scaled) >= min_p  # the largest weight is exp(0) = 1
-    return _Candidates(jnp.where(keep, scaled, -jnp.inf), ids, usable)
-
-
-def _descending(logits: Array, count: int) -> tuple[Array, Array]:
-    """The `count` largest logits of the last axis with their int32 ids, lower ids first among equals."""
-    # 0.0 and −0.0 are equal logits; a sort by bits would part them.
-    logits = jnp.where(logits == 0, jnp.zeros_like(logits), logits)
-    if count == 1:
-        ids = jnp.argmax(logits, axis=-1, keepdims=True).astype(jnp.int32)
-        return jnp.take_along_axis(logits, ids, axis=-1), ids
-    if count < logits.shape[-1]:
-        values, ids = lax.top_k(logits, count)
-        return values, ids.astype(jnp.int32)
-    ids = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    negated, ids = lax.sort((-logits, ids), num_keys=1, is_stable=True)
-    return -negated, ids
-
-
-@functools.partial(jax.jit, static_argnames="options")
-def _filter(logits: Array, columns: dict[str, Array], options: _Options) -> Array:
-    scaled, ids, usable = _candidates(logits, columns, options)
-    if ids is not None:
-        flat, flat_ids = scaled.reshape(-1, scaled.shape[-1]), ids.reshape(-1, ids.shape[-1])
-        row = lax.broadcasted_iota(jnp.int32, flat_ids.shape, 0)
-        dropped = jnp.full((flat.shape[0], logits.shape[-1]), -jnp.inf, flat.dtype)
-        scaled = dropped.at[row, flat_ids].set(flat).reshape(logits.shape)
-    return jnp.where(usable[..., None], scaled, jnp.nan)
+    keep = jnp.ones(logits.shape, jnp.bool_)
+    if not options.greedy:
+        order = _order(logits)
+        if options.top_k:
+            keep = _most_likely(order, columns["top_k"])
+        if options.top_p:
+            keep &= _nucleus(order, jnp.where(keep, jnp.exp(scaled), 0), top_p)
+        if options.min_p:
+            keep &= jnp.exp(scaled) >= min_p  # the largest weight is exp(0) = 1
+    if not options.sampled:
+        best = jnp.argmax(logits, axis=-1, keepdims=True).astype(jnp.int32)
+        is_best = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == best
+        keep = jnp.where(is_greedy, is_best, keep)
+    return jnp.where(keep, scaled, -jnp.inf), usable
 
 
 @functools.partial(jax.jit, static_argnames="options")
 def _sample(logits: Array, seeds: Array, positions: Array, columns: dict[str, Array], options: _Options) -> Array:
-    scaled, ids, usable = _candidates(logits, columns, options)
-    if options.greedy and ids is not None:
-        return jnp.where(usable, ids[:, 0], -1)
+    scaled, usable = _filter(logits, columns, options)
+    if options.greedy:
+        return jnp.where(usable, jnp.argmax(scaled, axis=-1).astype(jnp.int32), -1)
 
     def noise(seed: Array, position: Array) -> Array:
         # The generator is named because some others draw a row by its place in the batch.
         key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), position)
         return jax.random.gumbel(key, logits.shape[-1:], scaled.dtype)
 
-    # The noise belongs to ids, not to ranks: a filter that drops nothing then changes nothing.
-    gumbel = jax.vmap(noise)(seeds, positions)
-    if ids is None:
-        chosen = jnp.argmax(scaled + gumbel, axis=-1).astype(jnp.int32)
-    else:
-        best = jnp.argmax(scaled + jnp.take_along_axis(gumbel, ids, axis=-1), axis=-1, keepdims=True)
-        chosen = jnp.take_along_axis(ids, best, axis=-1)[:, 0]
-    return jnp.where(usable, chosen, -1)
+    chosen = jnp.argmax(scaled + jax.vmap(noise)(seeds, positions), axis=-1)
+    return jnp.where(usable, chosen.astype(jnp.int32), -1)
+
+
+# ---- the head of the descending order, without sorting -------------------------------------------------------------
+#
+# Each filter keeps the head of the order "larger logit first, lower id first among equals". The last value in it is
+# found bit by bit: 32 passes that compare and sum, many times cheaper than sorting a vocabulary.
+
+
+def _order(logits: Array) -> Array:
+    """Unsigned integers [..., V] that compare as the logits do; 0.0 and −0.0 are equal."""
+    unsigned = jnp.uint64 if logits.dtype == jnp.float64 else jnp.uint32
+    bits = lax.bitcast_convert_type(jnp.where(logits == 0, jnp.zeros_like(logits), logits), unsigned)
+    top = jnp.asarray(1, unsigned) << (jnp.iinfo(unsigned).bits - 1)
+    return jnp.where(bits >= top, ~bits, bits | top)
+
+
+def _last_value(order: Array, weights: Array, target: Array) -> Array:
+    """The largest value [..., 1] such that the weights of all that is not below it reach the target [..., 1]."""
+    bits = jnp.iinfo(order.dtype).bits
+
+    def set_bit(step: Array, value: Array) -> Array:
+        higher = value | (jnp.ones_like(value) << (bits - 1 - step).astype(value.dtype))
+        mass = jnp.sum(jnp.where(order >= higher, weights, 0), axis=-1, keepdims=True)
+        return jnp.where(mass >= target, higher, value)
+
+    return lax.fori_loop(0, bits, set_bit, jnp.zeros(target.shape, order.dtype))
+
+
+def _most_likely(order: Array, k: Array) -> Array:
+    """Which are the k first, exactly; all where k ≤ 0 or ≥ V."""
+    off = (k <= 0) | (k >= order.shape[-1])
+    last = _last_value(order, jnp.ones(order.shape, jnp.int32), k)
+    equal = order == last
+    missing = k - jnp.sum(order > last, axis=-1, keepdims=True, dtype=jnp.int32)
+    return off | (order > last) | (equal & (jnp.cumsum(equal, axis=-1, dtype=jnp.int32) <= missing))
+
+
+def _nucleus(order: Array, weights: Array, top_p: Array) -> Array:
+    """Which are the fewest first whose share of the weights reaches top_p, but never none; all where top_p is 1."""
+    tiny = jnp.finfo(weights.dtype).tiny  # with a target of 0 the head would be empty
+    target = jnp.maximum(top_p * jnp.sum(weights, axis=-1, keepdims=True), tiny)
+    last = _last_value(order, weights, target)
+    equal = (order == last) & (weights > 0)
+    larger = jnp.sum(jnp.where(order > last, weights, 0), axis=-1, keepdims=True)
+    before = larger + jnp.cumsum(jnp.where(equal, weights, 0), axis=-1) - weights  # the mass of what comes first
+    return (top_p >= 1) | (order > last) | (equal & (before < target))
