@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax import lax
+from jax import core, lax
 
 JAX_VERSION: tuple[int, ...] = tuple(int(part) for part in jax.__version__.split(".")[:3] if part.isdigit())
 MINIMUM_JAX = (0, 10, 2)
@@ -29,7 +29,7 @@ def _refuse_old_jax() -> None:
 
 _refuse_old_jax()
 
-_typeof: Callable[[Any], Any] = getattr(jax, "typeof", None) or jax.core.get_aval
+_typeof: Callable[[Any], Any] = getattr(jax, "typeof", None) or getattr(core, "get_aval", None)
 
 
 def varying_axes(x: Any) -> frozenset[str]:
@@ -43,6 +43,16 @@ def mark_varying(x: Any, axes: frozenset[str]) -> Any:
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
+def belongs_to_same_trace(x: Any, y: Any) -> bool:
+    """Whether jax made both while tracing one function: a constant from outside a loop is no peer of its slices."""
+    return getattr(x, "_trace", None) is getattr(y, "_trace", None)
+
+
+def _inside_shard_map() -> bool:
+    get_mesh = getattr(jax.sharding, "get_abstract_mesh", None)
+    return get_mesh is not None and bool(getattr(get_mesh(), "manual_axes", ()))
+
+
 def scan(body: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse: bool, unroll: int | bool) -> Any:
     """`lax.scan` whose carry may start less varying than it ends (inside `shard_map(check_vma=True)`).
 
@@ -50,8 +60,7 @@ def scan(body: Callable[..., Any], init: Any, xs: Any, length: int | None, rever
     changes its type. The types are raised until they hold still, which ends because the axes are finitely many.
     """
     leaves, tree = jax.tree_util.tree_flatten(init)
-    everything = leaves + jax.tree_util.tree_leaves(xs)
-    if any(varying_axes(leaf) for leaf in everything):
+    if _inside_shard_map():
         while True:
             first = jax.tree_util.tree_map(lambda x: lax.index_in_dim(x, 0, keepdims=False), xs)
             out, _ = jax.eval_shape(body, jax.tree_util.tree_unflatten(tree, leaves), first)
@@ -65,4 +74,4 @@ def scan(body: Callable[..., Any], init: Any, xs: Any, length: int | None, rever
 
 def is_concrete(x: Any) -> bool:
     """Whether the values of `x` can be looked at now (it is not being traced by jax)."""
-    return not isinstance(x, jax.core.Tracer)
+    return not isinstance(x, core.Tracer)

@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_unflatten
+from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_map, tree_structure, tree_unflatten
 
-from riftco.autodiff.box import Box, is_floating
+from riftco.autodiff.box import Box, is_floating, unbox
 from riftco.autodiff.tape import Op, Program, record
 from riftco.errors import GradError
 from riftco.tree import byte_count, describe, path_name
@@ -63,20 +63,25 @@ class VJP:
 def check_cotangents(cotangent: PyTree, out_tree: Any, avals: Sequence[Any]) -> list[Any]:
     """The leaves of a cotangent that matches the output; an error naming the path where it does not."""
     with_path, tree = tree_flatten_with_path(cotangent)
+    expected = [path for path, _ in tree_flatten_with_path(tree_unflatten(out_tree, range(len(avals))))[0]]
     if tree != out_tree:
+        came = [path for path, _ in with_path]
+        missing = [f"missing at output{_suffix(path)}" for path in expected if path not in came]
+        surplus = [f"unexpected at output{_suffix(path)}" for path in came if path not in expected]
         raise GradError(
-            f"VJP: the cotangent must have the structure of the output, {out_tree}; got {tree}. "
-            "Return one leaf for each output leaf."
+            f"VJP: the cotangent must have the structure of the output, {out_tree}; got {tree}"
+            f"{''.join(f'; {difference}' for difference in (missing + surplus)[:4])}."
         )
-    leaves = []
+    leaves: list[Any] = []
     for (path, leaf), (shape, dtype) in zip(with_path, avals, strict=True):
-        leaf = jnp.asarray(leaf, dtype) if isinstance(leaf, (int, float)) else leaf
-        if tuple(leaf.shape) != shape or leaf.dtype != dtype:
+        if not hasattr(leaf, "dtype") and isinstance(leaf, (int, float)):
+            leaf = jnp.asarray(leaf, dtype)
+        if (getattr(leaf, "shape", None), getattr(leaf, "dtype", None)) != (shape, dtype):
             raise GradError(
                 f"VJP: the cotangent at output{_suffix(path)} must be {dtype}[{','.join(map(str, shape))}]; "
                 f"got {describe(leaf)}."
             )
-        leaves.append(leaf)
+        leaves.append(leaf if isinstance(leaf, Box) else jnp.asarray(leaf))
     return leaves
 
 
@@ -89,7 +94,7 @@ def vjp(f: Callable[..., Any], *primals: PyTree, has_aux: bool = False) -> Any:
 
     Args:
         f: a function written in `riftco.ops`, of pytrees, returning a pytree of floating arrays.
-        *primals: pytrees whose leaves are floating arrays; an empty pytree is fine.
+        *primals: pytrees whose leaves are floating arrays or Python floats; an empty pytree is fine.
         has_aux: `f` returns `(output, aux)`; aux comes back as it is and is not differentiated.
 
     Returns:
@@ -99,42 +104,58 @@ def vjp(f: Callable[..., Any], *primals: PyTree, has_aux: bool = False) -> Any:
         GradError: if a leaf of `primals` or of the output is not floating (the message names its path), if a
             differentiated value was captured by closure in `scan` or `checkpoint`, or if one was handed to jnp or np.
     """
+    return _vjp(f, primals, tuple(range(len(primals))), has_aux)
+
+
+def _vjp(f: Callable[..., Any], primals: tuple[PyTree, ...], positions: tuple[int, ...], has_aux: bool) -> Any:
+    # `positions` are the primals' places among the arguments that the user wrote, for the messages.
     with_path, in_tree = tree_flatten_with_path(primals)
-    names = [f"argument {path_name(path)}" for path, _ in with_path]
+    names = [f"argument {positions[path[0].idx]}{_suffix(path[1:])}" for path, _ in with_path]
     leaves = [_differentiable(leaf, name) for (_, leaf), name in zip(with_path, names, strict=True)]
 
     def flat(*boxes: Any) -> Any:
         out = f(*tree_unflatten(in_tree, boxes))
         if not has_aux:
-            return (out,)
+            return out, None
         if not isinstance(out, tuple) or len(out) != 2:
             raise GradError(f"vjp: with has_aux=True the function must return (output, aux); got {type(out).__name__}.")
         return out
 
-    (out, *aux), program, residuals = record(flat, leaves, names)
-    out_leaves, out_tree = tree_flatten(out)
-    for (path, _), leaf in zip(tree_flatten_with_path(out)[0], out_leaves, strict=True):
+    out, aux, program, residuals = record(flat, leaves, names)
+    with_path, out_tree = tree_flatten_with_path(out)
+    for path, leaf in with_path:
         if not is_floating(leaf):
             raise GradError(
                 f"vjp: output{_suffix(path)} must be a floating array; got {describe(leaf)}. "
                 "Return it as an auxiliary output (has_aux=True)."
             )
-    n = len(out_leaves)
-    program = Program(program.nodes, program.inputs, program.outputs[:n], program.output_avals[:n])
-    return (out, VJP(residuals, program, (in_tree, out_tree)), *aux)
+    pull = VJP(residuals, program, (in_tree, out_tree))
+    return (out, pull, aux) if has_aux else (out, pull)
 
 
 def _differentiable(leaf: Any, name: str) -> Any:
-    if isinstance(leaf, float):
-        return jnp.asarray(leaf)
     if isinstance(leaf, Box):
         return leaf
-    if not hasattr(leaf, "dtype") or not is_floating(leaf):
+    if not is_floating(leaf):
         raise GradError(
             f"{name}: only floating arrays can be differentiated; got {describe(leaf)}. Pass integers, keys and packed "
             "weights in an argument that is not differentiated (argnums)."
         )
     return jnp.asarray(leaf)
+
+
+def floating_part(tree: PyTree) -> tuple[list[Any], Callable[[Sequence[Any]], PyTree]]:
+    """The floating leaves of a pytree, and the function that puts others in their places."""
+    leaves, structure = tree_flatten(tree)
+    places = [i for i, leaf in enumerate(leaves) if is_floating(leaf)]
+
+    def rebuild(values: Sequence[Any]) -> PyTree:
+        filled = list(leaves)
+        for i, value in zip(places, values, strict=True):
+            filled[i] = value
+        return tree_unflatten(structure, filled)
+
+    return [leaves[i] for i in places], rebuild
 
 
 def value_and_grad(
@@ -144,21 +165,23 @@ def value_and_grad(
 
     Args:
         f: returns a floating scalar, or `(scalar, aux)` with `has_aux`.
-        argnums: which positional arguments are differentiated; each is a pytree of floating arrays.
+        argnums: which positional arguments are differentiated, counted from the end where negative; each is a pytree
+            of floating arrays.
         has_aux: see `vjp`.
 
     Returns:
         A function of the same arguments: `(value, gradient)`, or `((value, aux), gradient)`. The gradient has the
         structure of the argument; a tuple of them for a tuple of argnums. Inside `shard_map` it is the device's own
         share: reduce it explicitly.
+
+    Raises:
+        GradError: as `vjp`; if the value is not a scalar; if argnums are out of range or name an argument twice.
     """
-    selected = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    chosen_by_user = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     @functools.wraps(f)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        for i in selected:
-            if not -len(args) <= i < len(args):
-                raise GradError(f"grad: argnums {i} is out of range for {len(args)} positional arguments.")
+        selected = _positions(chosen_by_user, len(args))
 
         def of_selected(*chosen: Any) -> Any:
             filled = list(args)
@@ -166,7 +189,7 @@ def value_and_grad(
                 filled[i] = value
             return f(*filled, **kwargs)
 
-        value, pull, *aux = vjp(of_selected, *(args[i] for i in selected), has_aux=has_aux)
+        value, pull, *aux = _vjp(of_selected, tuple(args[i] for i in selected), selected, has_aux)
         if getattr(value, "shape", None) != ():
             raise GradError(
                 f"grad: the function must return a floating scalar; got {_structure(value)}. Use riftco.vjp."
@@ -178,8 +201,18 @@ def value_and_grad(
     return wrapped
 
 
+def _positions(argnums: tuple[int, ...], count: int) -> tuple[int, ...]:
+    for i in argnums:
+        if not isinstance(i, int) or not -count <= i < count:
+            raise GradError(f"grad: argnums must be integers in [{-count}, {count}) for this call; got {i!r}.")
+    positions = tuple(i % count for i in argnums)
+    if len(set(positions)) != len(positions):
+        raise GradError(f"grad: argnums must name each argument once; got {argnums} for {count} arguments.")
+    return positions
+
+
 def _structure(value: Any) -> str:
-    return describe(value) if hasattr(value, "dtype") else str(tree_flatten(value)[1])
+    return describe(value) if hasattr(value, "dtype") else str(tree_structure(value))
 
 
 def grad(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0, *, has_aux: bool = False) -> Callable[..., Any]:
@@ -197,29 +230,36 @@ def grad(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0, *, has_aux: 
     return wrapped
 
 
-_stop = Op("stop_gradient", impl=lambda x: x, fwd=lambda x: (_stop(x), ()), bwd=lambda _, ct: (None,))
-
-
 def stop_gradient(x: PyTree) -> PyTree:
-    """`x` itself, through which no derivative flows, at any level."""
-    return jax.tree_util.tree_map(lambda leaf: _stop(leaf) if isinstance(leaf, Box) else leaf, x)
+    """The values of `x`, plain arrays through which no derivative flows at any level; jax's own included."""
+    return tree_map(lambda leaf: jax.lax.stop_gradient(unbox(leaf)) if is_floating(leaf) else leaf, x)
 
 
 def custom_gradient(fwd: Callable[..., Any], bwd: Callable[..., Any]) -> Callable[..., Any]:
     """A differentiable function from a forward and a backward rule of your own.
 
     Args:
-        fwd: `fwd(*args) -> (out, residuals)`; args and out are pytrees of arrays.
+        fwd: `fwd(*args) -> (out, residuals)`; args, out and residuals are pytrees of arrays. The rules must not use a
+            differentiated value that is not among the arguments.
         bwd: `bwd(residuals, ct) -> tuple` with one cotangent for each argument, like it in structure, shape and
-            dtype; None for an argument that has none.
+            dtype; None for an argument, or a leaf of one, that has none.
 
     Returns:
         A function of `fwd`'s arguments. Written in `riftco.ops`, it can be differentiated any number of times.
 
     Raises:
-        GradError: when the backward rule is run and its result does not match the arguments.
+        GradError: if the forward rule does not return a pair; when the backward rule is run and its result does not
+            match the arguments.
     """
-    op = Op(getattr(fwd, "__name__", "custom_gradient"), impl=lambda *args: fwd(*args)[0], fwd=fwd, bwd=bwd)
+    name = getattr(fwd, "__name__", "custom_gradient")
+
+    def checked(*args: Any) -> tuple[Any, Any]:
+        result = fwd(*args)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise GradError(f"{name}: its forward rule must return (out, residuals); got {type(result).__name__}.")
+        return result
+
+    op = Op(name, impl=lambda *args: checked(*args)[0], fwd=checked, bwd=bwd)
 
     def apply(*args: Any) -> Any:
         return op(*args)

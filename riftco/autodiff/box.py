@@ -3,6 +3,7 @@
 Not here: how a program is recorded (tape.py).
 """
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -51,10 +52,17 @@ class Box:
         return self.value.shape[0]
 
     def __repr__(self) -> str:
-        return f"Box({describe(self)}, level {self.trace.level}, {self.origin})"
+        return f"Box({describe(self)}, {self.origin})"
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise foreign_function_error(self)
+
+    def __getattr__(self, name: str) -> Any:
+        # An AttributeError, so that hasattr() keeps its meaning; jax probes for protocols this way.
+        raise AttributeError(
+            f"{self.origin}: a value being differentiated ({describe(self)}) has no attribute {name!r}; "
+            "use the function of riftco.ops."
+        )
 
     def _concrete_error(self, *args: Any) -> Any:
         raise GradError(
@@ -62,7 +70,13 @@ class Box:
             "return it as an auxiliary output (has_aux=True) or use riftco.ops.where."
         )
 
-    __float__ = __int__ = __bool__ = __index__ = __iter__ = _concrete_error
+    __float__ = __int__ = __bool__ = __index__ = _concrete_error
+
+    def __iter__(self) -> Any:
+        raise GradError(
+            f"{self.origin}: a value being differentiated ({describe(self)}) cannot be iterated over; "
+            "index it, x[i], or use riftco.ops.split."
+        )
 
     def __add__(self, other: Any) -> Any:
         return _operator("add")(self, other)
@@ -113,6 +127,14 @@ class Box:
     def __ge__(self, other: Any) -> Any:
         return unbox(self) >= unbox(other)
 
+    def __eq__(self, other: object) -> Any:
+        return unbox(self) == unbox(other)
+
+    def __ne__(self, other: object) -> Any:
+        return unbox(self) != unbox(other)
+
+    __hash__ = object.__hash__
+
     def __getitem__(self, index: Any) -> Any:
         return _operator("getitem")(self, index)
 
@@ -125,8 +147,9 @@ def _operator(name: str) -> Callable[..., Any]:
 def foreign_function_error(box: Box) -> GradError:
     """The error for a box that reached jnp, np or any other function that is not riftco's."""
     return GradError(
-        f"{box.origin}: a value being differentiated ({describe(box)}) was handed to a jnp or np function, which would "
-        "lose its derivative; use the function of riftco.ops, or riftco.stop_gradient if none is wanted."
+        f"{box.origin}: a value being differentiated ({describe(box)}) was handed to a jnp or np function, a jax "
+        "transformation or an operator that riftco does not define, where its derivative would be lost; use riftco.ops "
+        "and riftco.scan, put jit and vmap outside the derivative, or riftco.stop_gradient if none is wanted."
     )
 
 
@@ -139,9 +162,13 @@ def unbox(x: Any) -> Any:
 
 def is_floating(x: Any) -> bool:
     """Whether `x` has a real floating dtype, which is what can be differentiated."""
-    return jnp.issubdtype(
-        getattr(x, "dtype", np.asarray(x).dtype if np.isscalar(x) else np.dtype(object)), jnp.floating
-    )
+    dtype = getattr(x, "dtype", None)
+    return isinstance(x, float) if dtype is None else _is_floating_dtype(dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_floating_dtype(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating)
 
 
 def captured_error(who: str, box: Box) -> GradError:

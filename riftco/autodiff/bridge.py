@@ -2,10 +2,14 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
+from jax.tree_util import tree_flatten, tree_unflatten
 
-from riftco.autodiff.api import vjp
+from riftco.autodiff.api import floating_part, vjp
+from riftco.autodiff.box import is_floating
+from riftco.autodiff.tape import Static
 from riftco.types import PyTree
 
 
@@ -13,11 +17,25 @@ def to_jax(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """`f` as a function that `jax.grad`, `jax.vjp` and `jax.checkpoint` differentiate by riftco's rules.
 
     Args:
-        f: a function of pytrees of floating arrays, written in `riftco.ops`; positional arguments only.
+        f: a function of pytrees, written in `riftco.ops`, returning a pytree of floating arrays; positional arguments
+            only. Leaves that are not floating (token ids, keys) are held fixed.
 
     Returns:
         The same function, wrapped in `jax.custom_vjp`: reverse mode, first order.
     """
+
+    def forward(*args: PyTree) -> tuple[PyTree, Any]:
+        leaves, tree = tree_flatten(args)
+        moving, rebuild = floating_part(args)
+        out, pull = vjp(lambda values: f(*rebuild(values)), moving)
+        return out, (pull, Static((tree, tuple(is_floating(leaf) for leaf in leaves))))
+
+    def backward(saved: Any, ct: PyTree) -> PyTree:
+        pull, static = saved
+        tree, floating = static.value
+        cotangents = iter(pull(ct)[0])
+        return tree_unflatten(tree, [next(cotangents) if moves else None for moves in floating])
+
     wrapped = jax.custom_vjp(f)
-    wrapped.defvjp(lambda *args: vjp(f, *args), lambda pull, ct: pull(ct))
+    wrapped.defvjp(forward, backward)
     return functools.update_wrapper(lambda *args: wrapped(*args), f)

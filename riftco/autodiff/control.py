@@ -16,9 +16,10 @@ from jax import lax
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
 from riftco import _compat
-from riftco.autodiff.box import is_floating
+from riftco.autodiff.box import Box, is_floating, unbox
 from riftco.autodiff.tape import Op, Program, Static, accumulate, barrier, record, refuse_boxes
-from riftco.errors import GradError
+from riftco.errors import DTypeError, GradError, ShapeError
+from riftco.tree import describe, named_leaves
 from riftco.types import PyTree
 
 
@@ -71,15 +72,19 @@ def scan(
         `(carry, ys)`.
 
     Raises:
-        GradError: if the body captured a differentiated value by closure.
+        GradError: if the body captured a differentiated value by closure, does not return a pair, or returns a carry
+            of another structure. ShapeError: if the leading axes differ, there is no length, or a carry's shape
+            changes. DTypeError: if a carry's dtype changes.
 
     Gradient:
-        Saves the residuals of each step, stacked; a residual that is the step's own slice of `xs` or a shared input is
-        supplied again and not copied. Any order; compile time does not grow with the length.
+        Saves the residuals of each step, stacked; a residual that is the step's own slice of `xs`, a shared input or
+        a constant from outside the loop is supplied again and not copied. Any order; compile time does not grow with
+        the length.
     """
+    length = _length(xs, length)
     flat = _FlatBody(body, tree_structure(init), tree_structure(xs), tree_structure(shared))
     carry, ys = _scan(
-        tree_leaves(init),
+        [leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf) for leaf in tree_leaves(init)],
         tree_leaves(xs),
         tree_leaves(shared),
         body=flat,
@@ -88,6 +93,19 @@ def scan(
         unroll=unroll,
     )
     return tree_unflatten(flat.carry, carry), ys.unpack()
+
+
+def _length(xs: PyTree, length: int | None) -> int:
+    """The number of steps, which the backward loop needs even if it has nothing to run along."""
+    expected = length
+    for name, leaf in named_leaves(xs):
+        shape = tuple(getattr(leaf, "shape", ()))
+        expected = shape[0] if expected is None and shape else expected
+        if not shape or shape[0] != expected:
+            raise ShapeError(f"scan: xs.{name} must have a leading axis of {expected} steps; got {describe(leaf)}.")
+    if expected is None:
+        raise ShapeError("scan: the number of steps must be known; got no xs and no length. Pass length=.")
+    return expected
 
 
 @dataclass(frozen=True)
@@ -100,15 +118,31 @@ class _FlatBody:
     shared: Any
 
     def __call__(self, carry: list[Any], x: list[Any], shared: list[Any]) -> tuple[list[Any], _Packed]:
-        carry_out, y = self.body(
+        result = self.body(
             tree_unflatten(self.carry, carry), tree_unflatten(self.xs, x), *tree_unflatten(self.shared, shared)
         )
-        leaves, tree = tree_flatten(carry_out)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise GradError(f"scan: the body must return (carry, y); got {type(result).__name__}.")
+        leaves, tree = tree_flatten(result[0])
         if tree != self.carry:
             raise GradError(
                 f"scan: the body must return a carry of the structure it was given, {self.carry}; got {tree}."
             )
-        return leaves, _Packed.pack(y)
+        for i, (before, after) in enumerate(zip(carry, leaves, strict=True)):
+            self._check_carry(i, before, after)
+        return leaves, _Packed.pack(result[1])
+
+    def _check_carry(self, position: int, before: Any, after: Any) -> None:
+        # A Python number takes the dtype of the carry.
+        same_dtype = getattr(after, "dtype", before.dtype) == before.dtype
+        if same_dtype and getattr(after, "shape", ()) == before.shape:
+            return
+        numbered = tree_unflatten(self.carry, range(self.carry.num_leaves))
+        path = "".join(f".{name}" for name, i in named_leaves(numbered) if i == position and name)
+        raise (ShapeError if same_dtype else DTypeError)(
+            f"scan: carry{path} must keep its shape and dtype, {describe(before)}; the body returned "
+            f"{describe(after)}. Start from a carry of the final type."
+        )
 
 
 @dataclass(frozen=True)
@@ -127,19 +161,21 @@ class _Reads:
 
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
-class _Step:
+class Step:
     """What one step saved: the arrays to stack, and where each residual of its program is to be found again."""
 
     stacked: list[Any]
     program: Program
-    sources: tuple[tuple[str, int], ...]  # ("stacked" | "xs" | "shared", index)
+    sources: tuple[tuple[str, int], ...]  # ("stacked" | "xs" | "shared" | "constants", index)
     reads: _Reads
 
     def tree_flatten(self) -> tuple[list[Any], Any]:
+        """The arrays to stack, and everything static."""
         return self.stacked, (self.program, self.sources, self.reads)
 
     @classmethod
-    def tree_unflatten(cls, static: Any, stacked: Any) -> "_Step":
+    def tree_unflatten(cls, static: Any, stacked: Any) -> "Step":
+        """The inverse of `tree_flatten`."""
         return cls(list(stacked), *static)
 
     def used(self, kind: str, leaves: list[Any]) -> dict[int, Any]:
@@ -172,39 +208,59 @@ def _scan_fwd(
     # A carry leaf that starts undifferentiated may meet a differentiated value in the first step.
     a, b = len(carry), len(carry) + len(xs)
     reads = _Reads(tuple(is_floating(leaf) for leaf in carry), needs[a:b], needs[b:])
-    recorded = functools.partial(_record_step, body, reads)
+    constants: list[Any] = []  # what the steps saved that was made outside the loop; it need not pass through it
+    recorded = functools.partial(_record_step, body, reads, constants)
     carry_out, (ys, step) = scan(recorded, carry, xs, shared, length=length, reverse=reverse, unroll=unroll)
-    return (carry_out, ys), (step, step.used("xs", xs), step.used("shared", shared))
+    again = {kind: step.used(kind, group) for kind, group in (("shared", shared), ("constants", constants))}
+    return (carry_out, ys), (step, step.used("xs", xs), again)
 
 
-def _record_step(body: _FlatBody, reads: _Reads, carry: list[Any], x: list[Any], shared: list[Any]) -> Any:
+def _record_step(
+    body: _FlatBody, reads: _Reads, constants: list[Any], carry: list[Any], x: list[Any], shared: list[Any]
+) -> Any:
     leaves = [*carry, *x, *shared]
     chosen = [i for i, read in enumerate((*reads.carry, *reads.xs, *reads.shared)) if read]
     a, b = len(carry), len(carry) + len(x)
 
     def of_chosen(*boxes: Any) -> Any:
-        filled = list(leaves)
-        for i, box in zip(chosen, boxes, strict=True):
-            filled[i] = box
-        return body(filled[:a], filled[a:b], filled[b:])
+        filled = _replaced(leaves, chosen, boxes)
+        return body(filled[:a], filled[a:b], filled[b:]), None
 
-    (carry_out, y), program, residuals = record(of_chosen, [leaves[i] for i in chosen], ["scan input"] * len(chosen))
-    known = {id(leaf): ("shared", i) for i, leaf in enumerate(shared)}
-    known |= {id(leaf): ("xs", i) for i, leaf in enumerate(x)}
-    stacked = [leaf for leaf in residuals if id(leaf) not in known]
-    place = {id(leaf): ("stacked", i) for i, leaf in enumerate(stacked)} | known
-    return carry_out, (y, _Step(stacked, program, tuple(place[id(leaf)] for leaf in residuals), reads))
+    groups = [group for group, of in (("carry", carry), ("x", x), ("shared", shared)) for _ in of]
+    names = [f"scan {groups[i]} input" for i in chosen]
+    (carry_out, y), _, program, residuals = record(of_chosen, [leaves[i] for i in chosen], names)
+    place = {id(leaf): ("shared", i) for i, leaf in enumerate(shared)}
+    place |= {id(leaf): ("xs", i) for i, leaf in enumerate(x)}
+    stacked: list[Any] = []
+    constants.clear()  # the body may be traced more than once
+    for leaf in residuals:
+        if id(leaf) not in place:
+            # Slices and carries are tracers of the loop; what is not a peer of theirs was there before it.
+            outside = not isinstance(leaf, Box) and not any(
+                _compat.belongs_to_same_trace(leaf, unbox(one)) for one in (*carry, *x)
+            )
+            kind, group = ("constants", constants) if outside else ("stacked", stacked)
+            place[id(leaf)] = (kind, len(group))
+            group.append(leaf)
+    return carry_out, (y, Step(stacked, program, tuple(place[id(leaf)] for leaf in residuals), reads))
+
+
+def _replaced(leaves: list[Any], positions: list[int], values: Any) -> list[Any]:
+    filled = list(leaves)
+    for i, value in zip(positions, values, strict=True):
+        filled[i] = value
+    return filled
 
 
 def _scan_bwd(saved: Any, ct: Any, *, length: Any, reverse: bool, unroll: Any) -> Any:
-    step, xs_again, shared_again = saved
+    step, xs_again, again = saved
     ct_carry, ct_ys = ct
     program, reads = step.program, step.reads
 
-    def backward(state: Any, x: Any, shared_again: Any) -> Any:
+    def backward(state: Any, x: Any, again: Any) -> Any:
         ct_carry, sums = state
         slice_, xs_again, ct_y = x
-        found = {"stacked": slice_.stacked, "xs": xs_again, "shared": shared_again}
+        found = {"stacked": slice_.stacked, "xs": xs_again, **again}
         cts = program.backward([found[kind][i] for kind, i in slice_.sources], [*_spread(reads.carry, ct_carry), *ct_y])
         cts = [jnp.zeros(*aval) if c is None else c for c, aval in zip(cts, program.inputs, strict=True)]
         ct_carry, ct_x, ct_shared = reads.split(cts)
@@ -215,7 +271,7 @@ def _scan_bwd(saved: Any, ct: Any, *, length: Any, reverse: bool, unroll: Any) -
         backward,
         ([c for c, read in zip(ct_carry, reads.carry, strict=True) if read], sums),
         (step, xs_again, ct_ys.leaves),
-        shared_again,
+        again,
         length=length,
         reverse=not reverse,
         unroll=unroll,
@@ -237,14 +293,15 @@ def checkpoint(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """`f`, of which only the arguments are saved for the backward pass; `f` is run again there.
 
     Args:
-        f: a function of pytrees written in `riftco.ops`. It must take every differentiated value, and every key that
-            it draws from, as an argument.
+        f: a function of pytrees written in `riftco.ops`. It must take every differentiated value, every key that it
+            draws from and every array that is made under the same `jit` or `scan` as an argument. Arguments that are
+            not arrays (flags, sizes) must be hashable and reach `f` as they are.
 
     Returns:
         A function like `f`, with equal values and gradients.
 
     Raises:
-        GradError: if `f` captured a differentiated value by closure.
+        GradError: if `f` captured a differentiated value, or an array that has gone by the time it runs again.
 
     Gradient:
         Saves the arguments. The backward pass sends the arguments *and* the cotangent through one optimization
@@ -252,20 +309,29 @@ def checkpoint(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """
 
     @functools.wraps(f)
-    def checkpointed(*args: PyTree) -> PyTree:
-        tree = tree_structure(args)
-        return _checkpoint(tree_leaves(args), f=_FlatFunction(f, tree)).unpack()
+    def checkpointed(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        leaves, tree = tree_flatten((args, kwargs))
+        static = tuple((i, leaf) for i, leaf in enumerate(leaves) if not hasattr(leaf, "dtype"))
+        arrays = [leaf for leaf in leaves if hasattr(leaf, "dtype")]
+        return _checkpoint(arrays, f=_FlatFunction(f, tree, static)).unpack()
 
     return checkpointed
 
 
 @dataclass(frozen=True)
 class _FlatFunction:
+    """A function of a list of arrays; equal for the same function, structure and arguments that are not arrays."""
+
     f: Callable[..., Any]
     tree: Any
+    static: tuple[tuple[int, Any], ...]
 
-    def __call__(self, leaves: list[Any]) -> _Packed:
-        return _Packed.pack(self.f(*tree_unflatten(self.tree, leaves)))
+    def __call__(self, arrays: list[Any]) -> _Packed:
+        leaves = list(arrays)
+        for i, value in self.static:
+            leaves.insert(i, value)
+        args, kwargs = tree_unflatten(self.tree, leaves)
+        return _Packed.pack(self.f(*args, **kwargs))
 
 
 def _checkpoint_impl(leaves: list[Any], *, f: _FlatFunction) -> Any:
@@ -283,12 +349,15 @@ def _checkpoint_bwd(saved: Any, ct: Any, *, f: _FlatFunction) -> Any:
     leaves, ct_leaves = optimization_barrier((leaves, ct.leaves))
 
     def of_chosen(*boxes: Any) -> Any:
-        filled = list(leaves)
-        for i, box in zip(chosen, boxes, strict=True):
-            filled[i] = box
-        return f(filled)
+        return f(_replaced(leaves, chosen, boxes)), None
 
-    _, program, residuals = record(of_chosen, [leaves[i] for i in chosen], ["checkpoint input"] * len(chosen))
+    try:
+        _, _, program, residuals = record(of_chosen, [leaves[i] for i in chosen], ["checkpoint input"] * len(chosen))
+    except jax.errors.UnexpectedTracerError as error:
+        raise GradError(
+            "checkpoint: the function is run again in the backward pass, where an array that it captured by closure "
+            "under jit or scan no longer exists; pass it as an argument of the function given to checkpoint."
+        ) from error
     cts = program.backward(residuals, ct_leaves)
     return (_spread(needs.value, cts),)
 

@@ -5,36 +5,39 @@ An `Op` is a triple of plain functions. On arrays it just runs. On a `Box` it ru
 its residuals, all of them data: there is no closure, so a finished `VJP` is a pytree whose leaves are the residual
 arrays and whose structure is a hashable `Program`. It crosses `jax.jit`, `scan` and `shard_map` without retracing.
 
-Levels keep nested derivatives apart. Each `vjp` opens a trace one level deeper; an op unboxes only the deepest level
-among its arguments and its rule, written in ops, meets the rest. This is what makes second derivatives free.
+Levels keep nested derivatives apart. Each `vjp` opens a trace with a number larger than any before it, so an inner one
+always lies above the derivative around it; an op unboxes only the highest level among its arguments and its rule,
+written in ops, meets the rest. This is what makes second derivatives free.
 
 Not here: the public functions (api.py), scan and checkpoint (control.py), any mathematics (riftco/ops).
 """
 
 import contextlib
 import contextvars
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import tree_flatten, tree_unflatten
+from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_map, tree_structure, tree_unflatten
 
 from riftco.autodiff.box import Box, captured_error, foreign_function_error, is_floating
-from riftco.errors import GradError
-from riftco.tree import describe
+from riftco.errors import GradError, RiftcoError
+from riftco.tree import describe, path_name
 from riftco.types import PyTree
 
-_DEPTH: contextvars.ContextVar[int] = contextvars.ContextVar("riftco_trace_depth", default=0)
+# One counter for the process: levels of different threads never meet, and there is nothing to give back after an error.
+_LEVELS = itertools.count(1)
 _BARRIER: contextvars.ContextVar[tuple[int, str]] = contextvars.ContextVar("riftco_barrier", default=(0, ""))
 
 
 class Trace:
     """One recording in progress: its level, its nodes, and whether it may still be written to."""
 
-    def __init__(self, level: int) -> None:
-        self.level = level
+    def __init__(self) -> None:
+        self.level = next(_LEVELS)
         self.nodes: list[Node] = []
         self.residuals: list[Any] = []
         self.open = True
@@ -82,22 +85,34 @@ class Node:
     residual_tree: Any
 
     def flat_cotangents(self, results: Any) -> list[Any]:
-        """What the backward rule returned, one entry for each flat argument leaf."""
-        try:
-            return self.input_tree.flatten_up_to(results if isinstance(results, tuple) else (results,))
-        except (ValueError, TypeError) as error:
+        """What the backward rule returned, one entry for each flat argument leaf; None for a whole argument spreads."""
+        results = results if isinstance(results, tuple) else (results,)
+        children = self.input_tree.children()
+        if len(results) != len(children):
             raise GradError(
-                f"{self.op.name}: its backward rule must return one cotangent for each argument, {self.input_tree}; "
-                f"got {type(results).__name__} that does not match."
-            ) from error
+                f"{self.op.name}: its backward rule must return one cotangent for each of {len(children)} arguments; "
+                f"got {len(results)}. Return None where there is none."
+            )
+        flat: list[Any] = []
+        for i, (child, result) in enumerate(zip(children, results, strict=True)):
+            try:
+                flat += [None] * child.num_leaves if result is None else child.flatten_up_to(result)
+            except (ValueError, TypeError) as error:
+                raise GradError(
+                    f"{self.op.name}: the cotangent of argument {i} must have its structure, {child}; got "
+                    f"{tree_structure(result)} from the backward rule."
+                ) from error
+        return flat
 
-    def check_cotangent(self, aval: Aval, cotangent: Any) -> None:
+    def check_cotangent(self, position: int, cotangent: Any) -> None:
         """Refuse a cotangent whose shape or dtype is not its argument's."""
-        came = (tuple(getattr(cotangent, "shape", ())), getattr(cotangent, "dtype", type(cotangent)))
-        if came != aval:
+        aval = self.input_avals[position]
+        if (tuple(getattr(cotangent, "shape", ())), getattr(cotangent, "dtype", None)) != aval:
+            numbered = tree_unflatten(self.input_tree, range(len(self.inputs)))
+            path = path_name(tree_flatten_with_path(numbered)[0][position][0])
             raise GradError(
-                f"{self.op.name}: the cotangent of an argument must have its shape and dtype, "
-                f"{aval[1]}{list(aval[0])}; the backward rule gave {describe(cotangent)}."
+                f"{self.op.name}: the cotangent of argument {path} must have its shape and dtype, "
+                f"{aval[1]}[{','.join(map(str, aval[0]))}]; the backward rule gave {describe(cotangent)}."
             )
 
 
@@ -117,7 +132,7 @@ class Program:
         return self._hash[0]
 
     def backward(self, residuals: list[Any], cotangents: list[Any]) -> list[Any]:
-        """Walk the nodes in reverse; one cotangent for each input, zeros where an input is not used.
+        """Walk the nodes in reverse; one cotangent for each input, None where an input is not used.
 
         `cotangents` has one entry for each output, None meaning zero.
         """
@@ -136,13 +151,11 @@ class Program:
             saved = tree_unflatten(node.residual_tree, [residuals[i] for i in node.residuals])
             with jax.named_scope(f"{node.op.name}_bwd"):
                 results = node.op.bwd(saved, tree_unflatten(node.output_tree, filled), **dict(node.static))
-            for variable, aval, cotangent in zip(
-                node.inputs, node.input_avals, node.flat_cotangents(results), strict=True
-            ):
+            for i, (variable, cotangent) in enumerate(zip(node.inputs, node.flat_cotangents(results), strict=True)):
                 if variable is not None and cotangent is not None:
-                    node.check_cotangent(aval, cotangent)
+                    node.check_cotangent(i, cotangent)
                     _accumulate(pending, variable, cotangent)
-        return [pending.get(i, None) for i in range(len(self.inputs))]
+        return [pending.get(i) for i in range(len(self.inputs))]
 
 
 class Op:
@@ -208,6 +221,7 @@ class Op:
             out, saved = self.fwd(*tree_unflatten(tree, values), **static, **extra)
         out_leaves, out_tree = tree_flatten(out)
         saved_leaves, saved_tree = tree_flatten(saved)
+        saved_leaves = [self._residual(leaf) for leaf in saved_leaves]
         for leaf in (*out_leaves, *saved_leaves):
             if isinstance(leaf, Box) and leaf.trace.level >= trace.level:
                 raise captured_error(self.name, leaf)
@@ -234,6 +248,16 @@ class Op:
             ],
         )
 
+    def _residual(self, leaf: Any) -> Any:
+        if hasattr(leaf, "dtype"):
+            return leaf
+        if isinstance(leaf, (bool, int, float, complex)):
+            return jnp.asarray(leaf)  # a VJP's leaves are arrays, or it could not cross jit
+        raise GradError(
+            f"{self.name}: residuals must be arrays; the forward rule saved {type(leaf).__name__}. Wrap a hashable "
+            "value in riftco.autodiff.tape.Static."
+        )
+
 
 def _aval(x: Any) -> Aval:
     return tuple(getattr(x, "shape", ())), getattr(x, "dtype", type(x))
@@ -253,8 +277,8 @@ def _accumulate(pending: dict[int, Any], variable: int, cotangent: Any) -> None:
 
 @contextlib.contextmanager
 def barrier(who: str) -> Iterator[None]:
-    """While a real loop or a checkpointed call runs, every box that already exists is a captured one."""
-    token = _BARRIER.set((_DEPTH.get(), who))
+    """While a real loop or a checkpointed call runs, every box made before it is a captured one."""
+    token = _BARRIER.set((next(_LEVELS), who))
     try:
         yield
     finally:
@@ -271,33 +295,38 @@ def refuse_boxes(who: str, out: PyTree) -> PyTree:
 
 @contextlib.contextmanager
 def new_trace() -> Iterator[Trace]:
-    """Open a trace one level deeper; it is closed, and the level given back, whatever happens inside."""
-    level = _DEPTH.get() + 1
-    trace, token = Trace(level), _DEPTH.set(level)
+    """Open a trace above all that exist; it is closed whatever happens inside."""
+    trace = Trace()
     try:
         yield trace
     finally:
         trace.open = False
-        _DEPTH.reset(token)
 
 
-def record(f: Callable[..., Any], leaves: list[Any], names: list[str]) -> tuple[PyTree, Program, list[Any]]:
-    """Run `f` on boxes of `leaves`: its output unboxed, the program that reaches it, and the program's residuals.
+def record(
+    f: Callable[..., tuple[Any, Any]], leaves: list[Any], names: list[str]
+) -> tuple[PyTree, PyTree, Program, list[Any]]:
+    """Run `f` on boxes of `leaves`; `f` returns an output and an auxiliary value.
 
-    Output leaves that do not depend on `leaves`, and non-floating ones, have no variable.
+    Returns:
+        Both unboxed, the program that reaches the output, and the program's residuals. Output leaves that do not
+        depend on `leaves`, and non-floating ones, have no variable.
     """
     with new_trace() as trace:
         boxes = [Box(leaf, trace, trace.variable(), name) for leaf, name in zip(leaves, names, strict=True)]
         try:
-            out = f(*boxes)
+            out, aux = f(*boxes)
         except TypeError as error:
-            culprit = _box_in_traceback(error) if "Box" in str(error) else None
+            ours = isinstance(error, RiftcoError) or "Box" not in str(error)
+            culprit = None if ours else _box_in_traceback(error)
             if culprit is None:
                 raise
             raise foreign_function_error(culprit) from error
-        flat, tree = tree_flatten(out)
+    flat, tree = tree_flatten(out)
+    flat: list[Any] = [jnp.asarray(leaf) if isinstance(leaf, float) else leaf for leaf in flat]
     variables = tuple(leaf.variable if isinstance(leaf, Box) and leaf.trace is trace else None for leaf in flat)
     values = [leaf if v is None else leaf.value for leaf, v in zip(flat, variables, strict=True)]
+    aux = tree_map(lambda leaf: leaf.value if isinstance(leaf, Box) and leaf.trace is trace else leaf, aux)
     nodes, used = _prune(trace.nodes, {v for v in variables if v is not None})
     program = Program(
         nodes=nodes,
@@ -305,7 +334,7 @@ def record(f: Callable[..., Any], leaves: list[Any], names: list[str]) -> tuple[
         outputs=variables,
         output_avals=tuple(_aval(v) for v in values),
     )
-    return tree_unflatten(tree, values), program, [trace.residuals[i] for i in used]
+    return tree_unflatten(tree, values), aux, program, [trace.residuals[i] for i in used]
 
 
 def _prune(nodes: list[Node], wanted: set[int]) -> tuple[tuple[Node, ...], list[int]]:
