@@ -1,0 +1,216 @@
+"""What a run keeps on disk, and how it begins: fresh, refused, or where it was left.
+
+config.yaml      the resolved configuration
+tokenizer.json   the tokenizer, where there is one
+metrics.jsonl    one record a line
+checkpoints/     one directory a step
+"""
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import yaml
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from riftco.checkpoints import Checkpoints
+from riftco.data import Source
+from riftco.errors import CheckpointError, ConfigError
+from riftco.models import DecoderConfig
+from riftco.train.config import TrainConfig, deciding
+from riftco.train.metrics import MetricsLog, Record, ValidationRecord, read_records
+from riftco.train.step import TrainState, abstract_state
+
+_FILES = ("config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "tokenizer.json")
+_DIRECTORIES = ("checkpoints", "final")
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The lowest validation loss so far.
+
+    Attributes:
+        loss: it; None before the first evaluation.
+        step: where it was.
+        stale: evaluations since.
+    """
+
+    loss: float | None = None
+    step: int | None = None
+    stale: int = 0
+
+    def after(self, record: ValidationRecord) -> "Best":
+        """The best once `record` is known; of equals the first stays."""
+        if self.loss is None or record.loss < self.loss:
+            return Best(record.loss, record.step, 0)
+        return dataclasses.replace(self, stale=self.stale + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """Where a run stands, apart from its arrays.
+
+    Attributes:
+        step: updates made.
+        tokens: targets counted in them.
+        best: the evaluations so far, one that is due at `step` not included.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    best: Best = Best()
+
+
+class RunDirectory:
+    """The files of one run; every process of a distributed run has one, and process 0 writes the small files.
+
+    Raises:
+        ConfigError: the directory cannot be made or written.
+    """
+
+    def __init__(self, config: DecoderConfig, train_config: TrainConfig, tokenizer: Any) -> None:
+        self.path = Path(train_config.out_dir or ".")
+        self.checkpoints = Checkpoints(train_config.checkpoint_dir or self.path / "checkpoints", keep=train_config.keep)
+        self._config, self._train_config, self._tokenizer = config, train_config, tokenizer
+        self._log: MetricsLog | None = None
+
+    # ---- beginning ---------------------------------------------------------------------------------------------------
+
+    def begin(self, source: Source, mesh: Mesh | None) -> tuple[TrainState | None, Position]:
+        """Follow `resume`: the restored state, or None for a fresh start, and where the run stands.
+
+        Raises:
+            ConfigError: a fresh start where a run is, without `force`; or fewer max_steps than were made.
+            CheckpointError: no checkpoint to resume from is whole, or it belongs to another configuration.
+            DataError: the source is not the one the checkpoint was saved with.
+        """
+        resume = self._train_config.resume
+        if resume == "never":
+            self._refuse_a_run()
+        elif resume != "auto" or self.checkpoints.latest() is not None:
+            return self._restore(None if resume == "auto" else int(resume), source, mesh)
+        elif self.checkpoints.skipped:
+            raise CheckpointError(
+                f"resume: a checkpoint that is whole is needed; every one in '{self.checkpoints.directory}' is damaged "
+                f"({'; '.join(self.checkpoints.skipped.values())}); start over with --resume never --force"
+            )
+        self._clear()
+        return None, Position()
+
+    def _refuse_a_run(self) -> None:
+        is_run = any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints", "config.yaml"))
+        if (is_run or self.checkpoints.steps()) and not self._train_config.force:
+            raise ConfigError(
+                f"out_dir: a fresh run needs a new directory; '{self.path}' holds a run; continue it with --resume "
+                "auto, remove it with --force, or choose another --out-dir"
+            )
+
+    def _restore(self, step: int | None, source: Source, mesh: Mesh | None) -> tuple[TrainState, Position]:
+        like = abstract_state(self._config, self._train_config, mesh)
+        state, meta, step = self.checkpoints.restore(step, like, config=self._identity())
+        max_steps = self._train_config.max_steps
+        if max_steps < meta["max_steps"]:
+            raise CheckpointError(
+                f"resume: max_steps may grow but not shrink; saved {meta['max_steps']}, now {max_steps}; give at least "
+                "as many"
+            )
+        source.restore(meta["source"])
+        return state, Position(step, meta["tokens"], Best(**meta["best"]))
+
+    def _identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree with: everything that decides the numbers."""
+        tokenizer = None if self._tokenizer is None else self._tokenizer.fingerprint
+        train = dict(deciding(self._train_config))
+        return {"model": self._config.to_dict(), "train": train, "tokenizer": tokenizer}
+
+    def _clear(self) -> None:
+        """Remove what an earlier run left, and nothing that is not a run's."""
+        if jax.process_index() == 0:
+            try:
+                for name in _FILES:
+                    (self.path / name).unlink(missing_ok=True)
+                for name in _DIRECTORIES:
+                    if (self.path / name).is_dir():
+                        shutil.rmtree(self.path / name)
+            except OSError as error:
+                raise _unwritable(self.path, error) from error
+        _together("cleared")
+        self.checkpoints.discard_after(-1)
+
+    # ---- writing -----------------------------------------------------------------------------------------------------
+
+    def open(self, position: Position) -> None:
+        """Write the configuration and cut the metrics back to `position`; called once there is something to do."""
+        self.checkpoints.discard_after(position.step)
+        if jax.process_index() != 0:
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            settings = {"model": self._config.to_dict(), **self._train_config.to_dict()}
+            _write(self.path / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+            if self._tokenizer is not None:
+                self._tokenizer.save(self.path / "tokenizer.json")
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        kept = [record for record in self._records() if record.step <= position.step]
+        if jax.process_count() > 1:  # evaluated again, since not every process sees the file
+            kept = [record for record in kept if record.phase == "train" or record.step < position.step]
+        self._log = MetricsLog(self.path / "metrics.jsonl", kept)
+
+    def _records(self) -> tuple[Record, ...]:
+        return read_records(self.path / "metrics.jsonl")
+
+    def validation_at(self, step: int) -> ValidationRecord | None:
+        """The evaluation of `step` that is on record already; None where several processes would have to agree."""
+        if jax.process_count() > 1:
+            return None
+        found = (record for record in self._records() if isinstance(record, ValidationRecord) and record.step == step)
+        return next(found, None)
+
+    def add(self, record: Any) -> None:
+        """Append to metrics.jsonl."""
+        if self._log is not None:
+            self._log.add(record)
+
+    def save(self, state: TrainState, position: Position, source_state: dict[str, Any]) -> None:
+        """Start writing the checkpoint of `position`; the arrays may be donated once this returns."""
+        if self._log is not None:
+            self._log.sync()
+        meta = {
+            "config": self._identity(),
+            "max_steps": self._train_config.max_steps,
+            "source": source_state,
+            "tokens": position.tokens,
+            "best": dataclasses.asdict(position.best),
+        }
+        self.checkpoints.save(position.step, state, meta)
+
+    def close(self) -> None:
+        """Wait for the last checkpoint and close the files."""
+        try:
+            self.checkpoints.close()
+        finally:
+            if self._log is not None:
+                self._log.close()
+
+
+def _write(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"out_dir: it must be possible to write to the directory; '{path}': {error.strerror or error}; "
+        "check its permissions or choose another --out-dir"
+    )
+
+
+def _together(name: str) -> None:
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(f"riftco.train:{name}")

@@ -1,0 +1,237 @@
+"""One training step as one compiled function: forward, hand-written backward, clipping, Adam.
+
+The whole step takes effect or none of it does. A loss, a gradient or a candidate that is not finite leaves every array
+as it was, and so does a step whose number is not the state's: when the host learns late that step k failed, the steps
+that it had already sent after it have changed nothing.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+import riftco
+from riftco import models
+from riftco.errors import ShapeError
+from riftco.models import DecoderConfig, decay_mask
+from riftco.optim import AdamState, accumulate, adam, schedule
+from riftco.train.config import TrainConfig
+from riftco.train.mesh import batch_sharding, replicated, shardings
+from riftco.train.streams import streams
+from riftco.types import Array, PyTree
+
+
+class TrainState(NamedTuple):
+    """What training changes; a pytree, donated to every step."""
+
+    params: PyTree
+    """The float32 weights, as `riftco.models.init` nests them."""
+    optimizer: AdamState
+    """Adam's state; `optimizer.step` is the number of updates made."""
+
+
+class StepMetrics(NamedTuple):
+    """What one step reports; scalars on the device."""
+
+    loss: Array
+    """float32: the mean loss of the counted targets, in nats, before the update."""
+    grad_norm: Array
+    """float32: the global gradient norm before clipping."""
+    clip_scale: Array
+    """float32: what the gradients were multiplied by."""
+    learning_rate: Array
+    """float32: the rate of this update."""
+    targets: Array
+    """int32: how many targets were counted, all devices and micro-batches together."""
+    ok: Array
+    """bool: whether the update took effect."""
+
+
+Step = Callable[[TrainState, Mapping[str, Any], Any], tuple[TrainState, StepMetrics]]
+
+
+def make_optimizer(config: DecoderConfig, train_config: TrainConfig) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Adam as a configuration describes it: (init, update) of `riftco.optim.adam`."""
+    return adam(
+        _rate(train_config),
+        b1=train_config.beta1,
+        b2=train_config.beta2,
+        eps=train_config.eps,
+        max_grad_norm=train_config.max_grad_norm,
+        weight_decay=train_config.weight_decay,
+        decay_mask=decay_mask(config),
+        page_size=train_config.page_size,
+    )
+
+
+def _rate(train_config: TrainConfig) -> Callable[[Any], Array]:
+    return schedule(
+        train_config.lr_schedule,
+        peak=train_config.learning_rate,
+        total_steps=train_config.max_steps,
+        warmup_steps=train_config.warmup_steps,
+        min_lr=train_config.min_lr,
+    )
+
+
+def init_state(
+    config: DecoderConfig, train_config: TrainConfig, mesh: Mesh | None = None, params: PyTree = None
+) -> TrainState:
+    """A fresh state, made where it will live: no device ever holds more than its share.
+
+    Args:
+        config: the decoder.
+        train_config: the run; its seed's init stream draws the weights.
+        mesh: the mesh, or None for one device.
+        params: weights to start from instead; they are copied.
+
+    Returns:
+        A `TrainState` with zero moments. The bits of the weights do not depend on the mesh.
+    """
+    init_optimizer, _ = make_optimizer(config, train_config)
+    if params is not None:
+        models.check_params(params, config)
+
+    def make(params: PyTree) -> TrainState:
+        if params is None:
+            params = models.init(streams(train_config.seed).init, config)
+        return TrainState(params, init_optimizer(params))
+
+    out = None if mesh is None else state_shardings(config, train_config, mesh)
+    # jit copies its inputs unless they are donated, so the caller's weights stay the caller's.
+    return jax.jit(make, out_shardings=out)(jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params))
+
+
+def abstract_state(config: DecoderConfig, train_config: TrainConfig, mesh: Mesh | None = None) -> TrainState:
+    """The state as `jax.ShapeDtypeStruct` leaves, with shardings where there is a mesh: a target to restore into."""
+    init_optimizer, _ = make_optimizer(config, train_config)
+    params = models.abstract(config)
+    state = TrainState(params, jax.eval_shape(init_optimizer, params))
+    if mesh is None:
+        return state
+    placed = lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+    return jax.tree.map(placed, state, state_shardings(config, train_config, mesh))
+
+
+def state_shardings(config: DecoderConfig, train_config: TrainConfig, mesh: Mesh) -> TrainState:
+    """A `NamedSharding` for every leaf of the state: moments lie where their weights do.
+
+    Moments in pages are replicated: a page holds parts of no particular axis.
+    """
+    params = shardings(config, mesh)
+    everywhere = replicated(mesh)
+    moments = params if train_config.page_size is None else jax.tree.map(lambda _: everywhere, params)
+    return TrainState(params, AdamState(everywhere, moments, moments))
+
+
+def make_train_step(config: DecoderConfig, train_config: TrainConfig, mesh: Mesh | None = None) -> Step:
+    """The jitted step of a run.
+
+    Args:
+        config: the decoder.
+        train_config: the run: optimizer, accumulation, dropout, dtype, attention, block checkpointing.
+        mesh: the mesh that the state and the batches lie on, or None for one device.
+
+    Returns:
+        step(state, batch, number) -> (state, `StepMetrics`). The state is donated. `batch` maps "tokens" and "targets"
+        to int32 [B, T] and optionally "weights" to float32 [B, T]; B is batch_size × grad_accumulation_steps, and row r
+        belongs to micro-batch r mod grad_accumulation_steps. `number` is the number of updates made so far; where it is
+        not the state's, nothing changes and `ok` is False. The loss is Σ loss / Σ counted over all micro-batches and
+        devices.
+
+    Raises:
+        ShapeError: while tracing, if the batch does not have B rows.
+    """
+    if train_config.dropout is not None:
+        config = dataclasses.replace(config, dropout=train_config.dropout)
+    micro_batches = train_config.grad_accumulation_steps
+    rate = _rate(train_config)
+    _, update = make_optimizer(config, train_config)
+    dropout = streams(train_config.seed).dropout if config.dropout > 0.0 else None
+    options = {
+        "attention": train_config.attention,
+        "grad_checkpoint": train_config.grad_checkpoint,
+        "dtype": None if train_config.dtype == "float32" else train_config.dtype,
+    }
+
+    def gradients(params: PyTree, batch: Mapping[str, Any], key: Any, reduction: str) -> tuple[Array, PyTree]:
+        def loss(params: PyTree) -> Array:
+            return models.loss(
+                params, batch["tokens"], batch["targets"], config, weights=batch.get("weights"),
+                reduction=reduction, dropout_key=key, **options,
+            )  # fmt: skip
+
+        return riftco.value_and_grad(loss)(params)
+
+    def key_of(number: Any, index: Any) -> Any:
+        return None if dropout is None else jax.random.fold_in(jax.random.fold_in(dropout, number), index)
+
+    def whole(params: PyTree, batch: Mapping[str, Any], number: Any) -> tuple[Array, PyTree]:
+        return gradients(params, batch, key_of(number, 0), "mean")
+
+    def accumulated(params: PyTree, batch: Mapping[str, Any], number: Any) -> tuple[Array, PyTree]:
+        def summed(params: PyTree, micro_batch: Any) -> Any:
+            index, rows = micro_batch
+            loss, grads = gradients(params, rows, key_of(number, index), "sum")
+            return (loss, _weight(rows)), grads
+
+        split = lambda array: jnp.swapaxes(array.reshape(-1, micro_batches, *array.shape[1:]), 0, 1)
+        indices = jnp.arange(micro_batches, dtype=jnp.int32)
+        result = accumulate(summed, params, (indices, jax.tree.map(split, batch)))
+        return result.loss, result.gradients
+
+    def step(state: TrainState, batch: Mapping[str, Any], number: Any) -> tuple[TrainState, StepMetrics]:
+        _check_batch(batch, train_config.rows_per_step)
+        number = jnp.asarray(number, jnp.int32)
+        loss, grads = (whole if micro_batches == 1 else accumulated)(state.params, batch, number)
+        goes_on = jnp.isfinite(loss) & (number == state.optimizer.step)
+        params, optimizer, stats = update(_poisoned(grads, goes_on), state.optimizer, state.params)
+        learning_rate = rate(state.optimizer.step)
+        metrics = StepMetrics(loss, stats.grad_norm, stats.clip_scale, learning_rate, _counted(batch), stats.ok)
+        return TrainState(params, optimizer), metrics
+
+    if mesh is None:
+        return jax.jit(step, donate_argnums=0)
+    where = state_shardings(config, train_config, mesh)
+    everywhere = replicated(mesh)
+    return jax.jit(
+        step,
+        donate_argnums=0,
+        in_shardings=(where, batch_sharding(mesh), everywhere),
+        out_shardings=(where, everywhere),
+    )
+
+
+def _counted(batch: Mapping[str, Any]) -> Array:
+    """How many targets count."""
+    weights = batch.get("weights")
+    return jnp.int32(batch["targets"].size) if weights is None else jnp.sum(weights != 0, dtype=jnp.int32)
+
+
+def _weight(batch: Mapping[str, Any]) -> Array:
+    """What a sum of losses is divided by."""
+    weights = batch.get("weights")
+    return jnp.float32(batch["targets"].size) if weights is None else jnp.sum(weights, dtype=jnp.float32)
+
+
+def _poisoned(grads: PyTree, goes_on: Array) -> PyTree:
+    """The gradients, with NaN added to the smallest leaf where the step must not take effect; Adam then refuses it."""
+    leaves, structure = jax.tree.flatten(grads)
+    smallest = min(range(len(leaves)), key=lambda index: leaves[index].size)
+    leaf = leaves[smallest]
+    leaves[smallest] = jnp.where(goes_on, leaf, jnp.full_like(leaf, jnp.nan))
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _check_batch(batch: Mapping[str, Any], rows: int) -> None:
+    tokens = batch["tokens"]
+    if tokens.ndim != 2 or tokens.shape[0] != rows:
+        raise ShapeError(
+            f"train step: tokens must be [B, T] with B = batch_size × grad_accumulation_steps = {rows}; got "
+            f"{list(tokens.shape)}; give the source that many rows"
+        )
+    chex.assert_equal_shape([array for array in batch.values() if array is not None])
