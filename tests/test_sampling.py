@@ -17,10 +17,12 @@ RULES = settings(max_examples=40, deadline=None, derandomize=True, suppress_heal
 LOGITS = hnp.arrays(np.float32, 7, elements=st.integers(-40, 40).map(lambda n: np.float32(n / 4)))
 
 
-def draws(logits, count, seed=0, **parameters):
-    """`count` draws from one row of logits, at positions 0 … count − 1."""
-    rows = max(count, 400)  # few shapes, few compilations
-    batch = jnp.broadcast_to(jnp.asarray(logits, jnp.float32)[None], (rows, len(logits)))
+def draws(logits, count, seed=0, vocab_size=64, **parameters):
+    """`count` draws from one row of logits, at positions 0 … count − 1; padded, since few shapes compile little."""
+    rows = max(count, 400)
+    row = np.full(vocab_size, -np.inf, np.float32)
+    row[: len(logits)] = logits
+    batch = jnp.broadcast_to(jnp.asarray(row)[None], (rows, vocab_size))
     return np.asarray(sampling.sample(batch, np.full(rows, seed), np.arange(rows), **parameters))[:count]
 
 
@@ -108,9 +110,9 @@ def test_min_p_keeps_what_is_exactly_at_the_threshold():
 @pytest.mark.parametrize("top_k", [-1, 0, 8, 99])
 @pytest.mark.parametrize("traced", [False, True])
 def test_top_k_out_of_range_is_off(top_k, traced):
-    got = draws(np.zeros(8), 400, top_k=jnp.full(400, top_k) if traced else top_k)
+    got = draws(np.zeros(8), 400, vocab_size=8, top_k=jnp.full(400, top_k) if traced else top_k)
     assert set(got.tolist()) == set(range(8))
-    np.testing.assert_array_equal(got, draws(np.zeros(8), 400))
+    np.testing.assert_array_equal(got, draws(np.zeros(8), 400, vocab_size=8))
 
 
 @pytest.mark.parametrize("k", range(1, 8))
