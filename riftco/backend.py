@@ -1,0 +1,115 @@
+"""Which device jax runs on: one policy, decided before jax starts, from what the machine shows.
+
+Looking costs nothing and touches no accelerator: an installed plugin is found by its module, a chip by the files that
+its driver makes. A plugin whose chip is not there is never started, so a plain machine never waits for one.
+"""
+
+import glob
+import importlib.util
+import os
+import platform
+import sys
+from pathlib import Path
+
+from riftco.errors import BackendError, ConfigError
+
+DEVICES = ("auto", "cpu", "cuda", "tpu", "metal")
+_PREFERENCE = ("tpu", "cuda", "metal")
+_GOOGLE = "0x1ae0"  # the PCI vendor of TPUs; other accelerators of that vendor have no libtpu beside them
+
+
+def missing(device: str) -> str | None:
+    """Why a device cannot be used here, as half a sentence; None where plugin and chip are both there.
+
+    Args:
+        device: "cpu", "cuda", "tpu" or "metal".
+    """
+    if device == "cpu":
+        return None
+    if device == "tpu":
+        if not _installed("libtpu"):
+            return "libtpu is not installed (pip install 'riftco[tpu]')"
+        return None if _has_tpu() else "libtpu is installed, but this machine shows no TPU"
+    if device == "cuda":
+        if not any(_installed(name) for name in ("jax_cuda12_plugin", "jax_cuda13_plugin")):
+            return "no CUDA plugin of jax is installed (pip install 'riftco[cuda12]' or 'riftco[cuda13]')"
+        return None if _has_nvidia() else "a CUDA plugin is installed, but this machine shows no NVIDIA driver"
+    if sys.platform != "darwin" or platform.machine() != "arm64":
+        return f"Metal needs macOS on Apple silicon; this is {sys.platform} on {platform.machine()}"
+    return (
+        None if _installed("jax_plugins.metal_plugin") else "jax-metal is not installed (pip install 'riftco[metal]')"
+    )
+
+
+def choose(device: str = "auto") -> str:
+    """The device that a flag means on this machine: "cpu", "cuda", "tpu" or "metal".
+
+    "auto" is JAX_PLATFORMS where that is set, else the first of TPU, CUDA, Metal that is there, else the CPU.
+
+    Raises:
+        ConfigError: an unknown name. BackendError: a named device is not there; the reason is in the message.
+    """
+    if device not in DEVICES:
+        raise ConfigError(f"device: the name must be one of {', '.join(DEVICES)}; got {device!r}")
+    if device == "auto":
+        asked = os.environ.get("JAX_PLATFORMS", "").split(",")[0].strip().lower()
+        asked = "cuda" if asked == "gpu" else asked
+        if asked in DEVICES[1:]:
+            return asked
+        return next((name for name in _PREFERENCE if missing(name) is None), "cpu")
+    reason = missing(device)
+    if reason is not None:
+        raise BackendError(f"device: {device} was asked for; {reason}; use --device auto or --device cpu")
+    return device
+
+
+def select(device: str = "auto") -> str:
+    """Make jax run on a device, and start it. Nothing falls back: a device that does not start is an error.
+
+    Args:
+        device: "auto", "cpu", "cuda", "tpu" or "metal"; see `choose`.
+
+    Returns:
+        The device chosen.
+
+    Raises:
+        ConfigError, BackendError: as `choose`; also where jax already runs on something else or cannot start.
+    """
+    chosen = choose(device)
+    # The CPU stays available beside an accelerator, for what is prepared on the host.
+    platforms = "cpu" if chosen == "cpu" else f"{'METAL' if chosen == 'metal' else chosen},cpu"
+    kept = os.environ.get("JAX_PLATFORMS") if device == "auto" else None
+    os.environ["JAX_PLATFORMS"] = kept or platforms
+    import jax
+
+    jax.config.update("jax_platforms", kept or platforms)
+    try:
+        running = jax.default_backend()
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise BackendError(f"device: {chosen} did not start: {reason}; use --device cpu to go on without it") from error
+    running = {"gpu": "cuda"}.get(running.lower(), running.lower())
+    if running != chosen:
+        raise BackendError(
+            f"device: {chosen} was asked for; jax already runs on {running} in this process; start a new process"
+        )
+    return chosen
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _has_tpu() -> bool:
+    if glob.glob("/dev/accel[0-9]*"):
+        return True
+    vendors = (Path(path).read_text().strip() for path in glob.glob("/sys/bus/pci/devices/*/vendor"))
+    return bool(glob.glob("/dev/vfio/[0-9]*")) and _GOOGLE in vendors
+
+
+def _has_nvidia() -> bool:
+    # /dev/dxg is how a GPU looks from the Windows subsystem for Linux.
+    return any(os.path.exists(path) for path in ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg"))

@@ -1,0 +1,138 @@
+"""`riftco generate`: continue a prompt, shown as it is written."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from riftco.cli import models
+from riftco.cli.console import Console
+from riftco.cli.model_options import DeviceOptions
+from riftco.cli.options import UsageError, flag
+from riftco.cli.verbs import Action
+
+_SAMPLING = "sampling"
+_OWN = "generation_config.json's, or "
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerateOptions(DeviceOptions):
+    """Options of `generate`."""
+
+    model: str | None = flag(None, "a bundle, a run directory, or a Hugging Face directory", metavar="DIR")
+    prompt: str | None = flag(
+        None, "what to continue; - reads standard input", shown="a beginning-of-text token, or a line break"
+    )
+    max_tokens: int = flag(200, "how many tokens at most", group=_SAMPLING)
+    temp: float | None = flag(None, "temperature; 0 takes the most likely token", group=_SAMPLING, shown=f"{_OWN}1")
+    top_k: int | None = flag(None, "keep the k most likely tokens; 0 keeps all", group=_SAMPLING, shown=f"{_OWN}0")
+    top_p: float | None = flag(
+        None, "keep the fewest most likely tokens that reach this probability", group=_SAMPLING, shown=f"{_OWN}1"
+    )
+    min_p: float | None = flag(
+        None, "drop tokens below this share of the largest probability", group=_SAMPLING, shown=f"{_OWN}0"
+    )
+    repetition_penalty: float | None = flag(
+        None, "makes tokens that were seen less likely; 1 is off", group=_SAMPLING, shown=f"{_OWN}1"
+    )
+    seed: int = flag(0, "equal seeds write equal texts", group=_SAMPLING)
+    stop: tuple[str, ...] = flag((), "texts that end the answer and are not printed", group=_SAMPLING)
+
+
+def run(options: GenerateOptions, console: Console) -> dict[str, Any]:
+    """Load, then write piece by piece."""
+    from riftco import backend
+
+    path = models.require(options.model)
+    models.locate(path)
+    backend.select(options.device)
+    model = models.load(path)
+    settings = _settings(options, model.generation, console)
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    prompt_ids = _prompt_ids(prompt, model.tokenizer)
+    console.say(prompt or "", end="")
+    drawn: list[int] = []
+    pieces: list[str] = []
+    for piece in write(model, prompt_ids, options.max_tokens, settings, options.seed, options.stop, drawn):
+        console.say(piece, end="")
+        pieces.append(piece)
+    console.say()
+    reason = "length" if len(drawn) == options.max_tokens and not options.stop else "stop"
+    text = "".join(pieces)
+    if options.stop and len(drawn) == options.max_tokens and text == model.tokenizer.decode(drawn, skip_special=True):
+        reason = "length"
+    return {"prompt": prompt, "text": text, "ids": drawn, "finish_reason": reason, "seed": options.seed, **settings}
+
+
+def write(
+    model: models.Loaded,
+    prompt_ids: list[int],
+    max_tokens: int,
+    settings: dict[str, Any],
+    seed: int,
+    stop: tuple[str, ...],
+    drawn: list[int],
+) -> Iterator[str]:
+    """The continuation as pieces of text; the ids are appended to `drawn` as they come.
+
+    Args:
+        model: what writes.
+        prompt_ids: at least one id.
+        max_tokens: how many ids at most.
+        settings: temperature, top_k, top_p, min_p, repetition_penalty.
+        seed: of the draws.
+        stop: texts that end it.
+        drawn: receives the ids.
+    """
+    from riftco.generation import Session, stream, stream_text
+
+    ids = stream(
+        Session(model.params, model.config),
+        prompt_ids,
+        max_tokens=max_tokens,
+        seed=seed,
+        stop_ids=model.stop_ids,
+        **settings,
+    )
+
+    def decoded() -> Iterator[str]:
+        decoder = model.tokenizer.decode_stream(skip_special=True)
+        for token in ids:
+            drawn.append(token)
+            # A row of the model that the tokenizer has no id for stands for no text.
+            yield decoder.push(token) if token < model.tokenizer.vocab_size else ""
+        yield decoder.flush()
+
+    yield from stream_text(decoded(), stop)
+
+
+def _settings(options: GenerateOptions, stored: dict[str, Any], console: Console) -> dict[str, Any]:
+    """Flags, else what generation_config.json says, else nothing filtered."""
+    defaults = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    if stored.get("do_sample") is False:
+        stored = {**stored, "temperature": 0.0}
+    given = {name: getattr(options, "temp" if name == "temperature" else name) for name in defaults}
+    applied = {k: stored[k] for k in defaults if given[k] is None and isinstance(stored.get(k), int | float)}
+    if applied:
+        console.note("generation_config.json sets " + ", ".join(f"{name} {value}" for name, value in applied.items()))
+    chosen = {**defaults, **applied, **{name: value for name, value in given.items() if value is not None}}
+    if chosen["temperature"] < 0:
+        raise UsageError(f"--temp must be at least 0; got {chosen['temperature']}")
+    return chosen
+
+
+def _prompt_ids(prompt: str | None, tokenizer: Any) -> list[int]:
+    if prompt:
+        return tokenizer.encode(prompt)
+    for token in (tokenizer.bos_id, tokenizer.eos_id):
+        if token is not None:
+            return [token]
+    return tokenizer.encode("\n")
+
+
+ACTIONS = {
+    "": Action(
+        GenerateOptions, run, "continue a prompt with a trained model", "model",
+        "riftco generate runs/quickstart --prompt 'Once upon a time' --temp 0.8 --top-k 40",
+    )
+}  # fmt: skip

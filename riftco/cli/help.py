@@ -1,0 +1,125 @@
+"""Help from the options' own declarations: text for a terminal, Markdown for docs/cli.md."""
+
+import dataclasses
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from riftco.cli.options import Kind, flag_name, kinds
+from riftco.cli.verbs import BENCHES, GROUPS, VERBS, Action, actions
+
+_WIDTH = 110
+_COLUMN = 34
+
+PRECEDENCE = (
+    "Flags take dashes or underscores. Options come from --config FILE, then RIFTCO_* variables (RIFTCO_BATCH_SIZE), "
+    "then flags; the later wins."
+)
+
+
+def top() -> str:
+    """What `riftco --help` prints."""
+    rows = "\n".join(f"  {verb:<12}{text}" for verb, text in VERBS.items())
+    return (
+        "usage: riftco VERB [options]\n\nText to a trained model that writes, on JAX and XLA.\n\nverbs:\n"
+        f"{rows}\n\n`riftco VERB --help` explains a verb; `riftco --version` prints the version. "
+        "Start with `riftco quickstart`."
+    )
+
+
+def group(verb: str) -> str:
+    """What `riftco data --help` prints."""
+    if verb == "bench":
+        lines = [f"  {name:<12}riftco bench {name} --help" for name in BENCHES]
+    else:
+        lines = [f"  {name:<12}{action.help}" for name, action in actions(verb).items()]
+    return (
+        f"usage: riftco {verb} {'|'.join(line.split()[0] for line in lines)} [options]\n\n{VERBS[verb]}\n\n"
+        + "\n".join(lines)
+    )
+
+
+def verb(name: str, action: Action) -> str:
+    """What `riftco NAME --help` prints."""
+    word = f" {action.positional.upper()}" if action.positional else ""
+    parts = [f"usage: riftco {name}{word} [options]", "", f"{action.help}."]
+    if action.example:
+        parts += ["", f"  {action.example}"]
+    for heading, fields in _grouped(action.options):
+        parts += ["", f"{heading or 'options'}:"]
+        for field, kind in fields:
+            left = f"  {_spelling(field, kind)}"
+            text = textwrap.wrap(_explained(field, kind), _WIDTH - _COLUMN)
+            if len(left) >= _COLUMN:
+                parts += [left, *(" " * _COLUMN + line for line in text)]
+            else:
+                parts += [f"{left:<{_COLUMN}}{text[0]}", *(" " * _COLUMN + line for line in text[1:])]
+    return "\n".join([*parts, "", *textwrap.wrap(PRECEDENCE, _WIDTH)])
+
+
+def markdown() -> str:
+    """The reference part of docs/cli.md: every verb with a table of its options."""
+    parts: list[str] = []
+    for name in VERBS:
+        if name == "bench":
+            parts += [
+                "## riftco bench",
+                "",
+                f"{VERBS[name]}: " + ", ".join(f"`riftco bench {b}`" for b in BENCHES) + ".",
+                "",
+            ]
+            continue
+        for sub, action in actions(name).items():
+            parts += [f"## riftco {name} {sub}".rstrip(), "", f"{action.help}.", ""]
+            if action.example:
+                parts += ["```text", action.example, "```", ""]
+            if action.positional:
+                parts += [f"A bare word is `{flag_name(action.positional)}`.", ""]
+            parts += ["| Option | Meaning |", "| --- | --- |"]
+            for heading, fields in _grouped(action.options):
+                if heading != "common":
+                    parts += [
+                        f"| `{_spelling(f, k)}` | {_explained(f, k)} |".replace("|TEXT", "TEXT") for f, k in fields
+                    ]
+            parts.append("")
+    return "\n".join(_escaped(part) for part in parts)
+
+
+def _escaped(line: str) -> str:
+    """Bars inside a table's code spans, which would end the cell, as escapes."""
+    if not line.startswith("| `"):
+        return line
+    code, _, meaning = line[3:].partition("` | ")
+    return "| `" + code.replace("|", "\\|") + "` | " + meaning
+
+
+def _grouped(options: type) -> Iterator[tuple[str, list[tuple[dataclasses.Field[Any], Kind]]]]:
+    """(heading, fields) in order of first appearance, what every verb has at the end."""
+    found: dict[str, list[tuple[dataclasses.Field[Any], Kind]]] = {}
+    for field in dataclasses.fields(options):
+        found.setdefault(field.metadata["group"], []).append((field, kinds(options)[field.name]))
+    common = found.pop("common", [])
+    yield from found.items()
+    yield "common", common
+
+
+def _spelling(field: dataclasses.Field[Any], kind: Kind) -> str:
+    if kind.base is bool:
+        return flag_name(field.name) if field.default is False else f"{flag_name(field.name)} (--no-…)"
+    return f"{flag_name(field.name)} {field.metadata['metavar'] or kind.metavar}"
+
+
+def _explained(field: dataclasses.Field[Any], kind: Kind) -> str:
+    shown = field.metadata["shown"]
+    if shown is None and field.default is not False and field.default not in (None, (), ""):
+        shown = (
+            str(field.default).lower()
+            if kind.base is bool
+            else f"{field.default:g}"
+            if kind.base is float
+            else str(field.default)
+        )
+    return field.metadata["help"] + (f" (default: {shown})" if shown else "")
+
+
+__all__ = ["GROUPS", "group", "markdown", "top", "verb"]

@@ -1,0 +1,86 @@
+"""Finding and loading the model that `--model` names: a bundle, a run directory, or another program's directory."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from riftco.cli.options import UsageError
+from riftco.errors import BundleError
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A model ready to be used.
+
+    Attributes:
+        path: the directory that the weights came from.
+        params: its weights.
+        config: its `DecoderConfig`.
+        tokenizer: its tokenizer, or None.
+        generation: sampling defaults from generation_config.json.
+        stop_ids: every end-of-text id that config.json, generation_config.json or the tokenizer names.
+    """
+
+    path: Path
+    params: Any
+    config: Any
+    tokenizer: Any
+    generation: dict[str, Any]
+    stop_ids: tuple[int, ...]
+
+
+def require(path: str | None) -> str:
+    """The value of --model. Raises UsageError where it was not given."""
+    if not path:
+        raise UsageError("--model is required: a bundle or a run directory, such as runs/quickstart")
+    return path
+
+
+def locate(path: str) -> Path:
+    """The model directory behind a path: itself, or `final/` of a run directory.
+
+    Raises:
+        BundleError: there is none; the message says what is there instead.
+    """
+    place = Path(path)
+    if not place.exists():
+        raise BundleError(f"model: {path} does not exist; give a bundle or a run directory")
+    for candidate in (place, place / "final"):
+        if (candidate / "riftco.json").is_file() or (candidate / "config.json").is_file():
+            return candidate
+    if (place / "metrics.jsonl").is_file() or (place / "checkpoints").is_dir():
+        raise BundleError(
+            f"model: {path} is a run that has not finished, so it has no final/; "
+            "finish it with riftco pretrain --resume auto"
+        )
+    raise BundleError(
+        f"model: {path} holds neither riftco.json, config.json nor final/; give a bundle or a run directory"
+    )
+
+
+def load(path: str, *, needs_tokenizer: bool = True) -> Loaded:
+    """Load a model with its tokenizer and the ids that end its texts.
+
+    Raises:
+        BundleError: it is missing or damaged, or has no tokenizer though one is needed.
+    """
+    from riftco import bundle
+    from riftco.bundle.manifest import strict_json
+    from riftco.interchange import huggingface
+
+    place = locate(path)
+    model: Any = bundle.load(place) if (place / "riftco.json").is_file() else huggingface.load(place)
+    if needs_tokenizer and model.tokenizer is None:
+        raise BundleError(f"model: {place} must have a tokenizer.json; it has none; use riftco.generate with ids")
+    published = strict_json((place / "config.json").read_bytes(), str(place / "config.json"))
+    ends = (
+        published.get("eos_token_id"),
+        model.generation.get("eos_token_id"),
+        getattr(model.tokenizer, "eos_id", None),
+    )
+    return Loaded(place, model.params, model.config, model.tokenizer, model.generation, _union(ends))
+
+
+def _union(ends: tuple[Any, ...]) -> tuple[int, ...]:
+    ids = (token for end in ends for token in (end if isinstance(end, list) else [end]))
+    return tuple(dict.fromkeys(token for token in ids if isinstance(token, int)))

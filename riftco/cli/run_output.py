@@ -1,0 +1,145 @@
+"""What a run directory gets beside what the trainer writes: config.yaml as flags, the bundle, samples, the report."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from riftco.cli.console import Console
+from riftco.cli.corpus import Corpus
+from riftco.cli.model_options import ModelOptions
+from riftco.errors import RiftcoError
+
+_SAMPLE_TOKENS = 120
+
+
+def resolved(options: Any, config: Any) -> dict[str, Any]:
+    """Every option as it was understood, by flag name; as a --config file it means the same run again.
+
+    Args:
+        options: the verb's options.
+        config: the `DecoderConfig` that its model flags came to.
+    """
+    skipped = ("config", "json", "force", "resume")
+    values = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name not in skipped}
+    model = {("max_seq_length" if k == "context" else k): v for k, v in config.to_dict().items()}
+    shape = {field.name for field in dataclasses.fields(ModelOptions)}
+    values |= {name: value for name, value in model.items() if name in shape}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def as_yaml(values: dict[str, Any]) -> str:
+    """The text of config.yaml."""
+    import yaml
+
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def write_config(directory: Path, values: dict[str, Any]) -> None:
+    """Put the flags where the trainer put its own view of them."""
+    _replace(directory / "config.yaml", as_yaml(values))
+
+
+def finish(
+    result: Any,
+    config: Any,
+    text: Corpus,
+    console: Console,
+    *,
+    prompts: list[str],
+    seed: int,
+    generation: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Bundle, samples and report of a finished run; nothing is written twice.
+
+    Args:
+        result: the `TrainResult`.
+        config: its decoder.
+        text: its corpus.
+        console: where the samples are shown.
+        prompts: what the samples begin with.
+        seed: the run's.
+        generation: sampling defaults that the bundle recommends.
+
+    Returns:
+        The summary of the run.
+    """
+    from riftco import bundle
+    from riftco.report import write_report
+
+    place = Path(result.directory)
+    final = place / "final"
+    is_new = result.reason != "already_finished" or not (final / bundle.MANIFEST).is_file()
+    if is_new:
+        fingerprints = {"data": text.facts, "training": {"steps": result.step, "seed": seed}}
+        bundle.save(
+            final,
+            result.params,
+            config,
+            text.tokenizer,
+            fingerprints=fingerprints,
+            generation=generation,
+            force=final.exists(),
+        )
+        samples = [sample(final, prompt, result.step, seed + index) for index, prompt in enumerate(prompts)]
+        _replace(place / "samples.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in samples))
+        write_report(place)
+    else:
+        console.note(f"{place} is finished; nothing was changed")
+        samples = read_samples(place)
+    for row in samples:
+        console.say(f"\n{row['prompt']}{row['text']}")
+    console.say()
+    last = result.validation
+    return {
+        "out_dir": place,
+        "steps": result.step,
+        "reason": result.reason,
+        "seconds": result.seconds,
+        "loss": None if last is None else last.loss,
+        "perplexity": None if last is None else last.perplexity,
+        "bits_per_byte": None if last is None else last.bits_per_byte,
+        "best_step": result.best.step,
+        "bundle": final,
+        "report": place / "report.html",
+        "samples": [row["text"] for row in samples],
+    }
+
+
+def sample(directory: Path, prompt: str, step: int, seed: int) -> dict[str, Any]:
+    """One continuation by the saved bundle, as a line of samples.jsonl; `riftco generate` repeats it."""
+    from riftco.cli import generate, models
+
+    model = models.load(str(directory))
+    settings = {"temperature": 0.8, "top_k": 40, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    settings |= {name: value for name, value in model.generation.items() if name in settings}
+    drawn: list[int] = []
+    ids = model.tokenizer.encode(prompt)[: model.config.context]
+    text = "".join(generate.write(model, ids, _SAMPLE_TOKENS, settings, seed, (), drawn))
+    return {"step": step, "prompt": prompt, "text": text, "seed": seed, **settings}
+
+
+def read_samples(place: Path) -> list[dict[str, Any]]:
+    """The rows of samples.jsonl; none where there is no such file."""
+    path = place / "samples.jsonl"
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+
+
+def opening(text: Corpus) -> str:
+    """The first few words of the held-out text, or of the training text."""
+    tokens = text.train if text.validation is None else text.validation
+    ids = tokens.read(0, 16) if hasattr(tokens, "read") else tokens[:16]
+    words = text.tokenizer.decode([int(token) for token in ids]).strip().split(" ")
+    return " ".join(words[:4]) or "\n"
+
+
+def _replace(path: Path, content: str) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_text(content, encoding="utf-8")
+        aside.replace(path)
+    except OSError as error:
+        raise RiftcoError(f"--out-dir: {path} cannot be written: {error.strerror or error}") from error
