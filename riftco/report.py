@@ -219,7 +219,9 @@ def _curves(train: list[Record], validation: list[Record]) -> str:
         ("grad_norm", "Gradient norm", "before clipping"),
         ("tokens_per_second", "Speed", "tokens per second"),
     ):
-        series = _smoothed(title, _points(train, name))
+        # The first step after a start has no speed, and that is no gap worth a word.
+        timed = [record for record in train if name != "tokens_per_second" or record.get(name) is not None]
+        series = _smoothed(title, _points(timed, name))
         if series:
             unit += ", smoothed" if len(series) > 1 else ""
             figures.append(_chart(title, unit, series, log=name == "grad_norm"))
@@ -281,8 +283,8 @@ def _samples(samples: list[Record]) -> str:
         hidden = (name, "prompt", "ids", "prompt_ids")
         about = " · ".join(f"{_text(k).replace('_', ' ')} {_text(v)}" for k, v in sample.items() if k not in hidden)
         prompt = str(sample.get("prompt", ""))
-        shown = str(sample.get(name, "")).removeprefix(prompt)  # some writers repeat the prompt, some do not
-        cards.append(f"<article><small>{about}</small><pre><b>{_text(prompt)}</b>{_text(shown)}</pre></article>")
+        text = _text(sample.get(name, ""))
+        cards.append(f"<article><small>{about}</small><pre><b>{_text(prompt)}</b>{text}</pre></article>")
     return f'<section><h2>Samples</h2><div class="samples">{"".join(cards)}</div></section>' if cards else ""
 
 
