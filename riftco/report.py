@@ -136,9 +136,9 @@ def _figure(value: float) -> str:
     size = abs(value)
     if not math.isfinite(value):
         return "—" if math.isnan(value) else ("∞" if value > 0 else "−∞")
-    if size < 1e12 and (value == int(value) or size >= 1e4):
+    if size < 1e12 and (value == int(value) or size >= 999.95):
         return f"{value:,.0f}"
-    return f"{value:#.4g}" if 0.01 <= size < 1e4 else f"{value:.4g}"
+    return f"{value:#.4g}" if 0.01 <= size < 999.95 else f"{value:.4g}"
 
 
 def _count(number: float, noun: str) -> str:
@@ -268,7 +268,7 @@ def _figures_table(train: list[Record], validation: list[Record]) -> str:
     rows = [
         f"<tr><th>{label}</th>" + "".join(f"<td>{_figure(_number(record, name))}</td>" for _, record in shown) + "</tr>"
         for name, label in (("step", "Step"), *_FIGURES)
-        if any(name in record for _, record in shown)
+        if name == "loss" or any(record.get(name) is not None for _, record in shown)
     ]
     return (
         '<section><h2>Final figures</h2><div class="scroll"><table class="figures">'

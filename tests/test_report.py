@@ -9,7 +9,7 @@ import pytest
 
 from riftco import charts
 from riftco.errors import DataError
-from riftco.report import write_report
+from riftco.report import _figure, write_report
 
 VOID = {"meta", "line", "circle", "polyline"}
 
@@ -172,6 +172,13 @@ def test_ticks_are_round_and_hold_the_data():
     assert one.low < 2.0 < one.high
     labels = [charts.tick_label(v) for v in (0, 1500, 2e7, 0.05, 3e-5, -2.5, 1e15)]
     assert labels == ["0", "1.5k", "20M", "0.05", "3e-5", "-2.5", "1e15"]
+
+
+def test_figures_have_four_digits_and_no_loose_point():
+    figures = [
+        _figure(value) for value in (1.64, 999.96, 2585.7, 29016.4, 1.0, 0.0, 1e-4, 3.1e15, -0.25, math.inf, math.nan)
+    ]
+    assert figures == ["1.640", "1,000", "2,586", "29,016", "1", "0", "0.0001", "3.1e+15", "-0.2500", "∞", "—"]
 
 
 def test_smoothing_lags_behind_nothing():
