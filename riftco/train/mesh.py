@@ -1,6 +1,6 @@
 """Meshes by name, and the shardings that follow from a model's specification.
 
-Two axes: `data` splits the rows of a batch; `fsdp` splits them too, and besides one large axis of every weight and its
+Two axes: `data` splits the rows of a batch; `fsdp` splits them too, and besides one large axis of every matrix and its
 moments. Weights are replicated over `data`. XLA's partitioner adds the communication.
 """
 
@@ -63,11 +63,14 @@ def parse_mesh(text: str | None, devices: list[Any] | None = None) -> Mesh | Non
 
 
 def partition(leaf: LeafSpec, mesh: Mesh) -> PartitionSpec:
-    """The axis of a leaf that `fsdp` splits: the largest that divides evenly; never the layers, which scan walks."""
+    """The axis of a leaf that `fsdp` splits: of a matrix the largest that divides evenly, of anything smaller none.
+
+    The layers, which scan walks one by one, are never split.
+    """
     count = mesh.shape["fsdp"]
     sizes = [(size, place) for place, size in enumerate(leaf.shape) if leaf.axes[place] != "layers"]
     even = [(size, -place) for size, place in sizes if size % count == 0]
-    if count == 1 or not even:
+    if count == 1 or not even or len(leaf.layer_shape) < 2:
         return PartitionSpec()
     place = -max(even)[1]
     return PartitionSpec(*(None,) * place, "fsdp")

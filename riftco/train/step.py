@@ -152,6 +152,8 @@ def make_train_step(config: DecoderConfig, train_config: TrainConfig, mesh: Mesh
     rate = _rate(train_config)
     _, update = make_optimizer(config, train_config)
     dropout = streams(train_config.seed).dropout if config.dropout > 0.0 else None
+    where = None if mesh is None else state_shardings(config, train_config, mesh)
+    everywhere = None if mesh is None else replicated(mesh)
     options = {
         "attention": train_config.attention,
         "grad_checkpoint": train_config.grad_checkpoint,
@@ -165,7 +167,8 @@ def make_train_step(config: DecoderConfig, train_config: TrainConfig, mesh: Mesh
                 reduction=reduction, dropout_key=key, **options,
             )  # fmt: skip
 
-        return riftco.value_and_grad(loss)(params)
+        value, grads = riftco.value_and_grad(loss)(params)
+        return value, (grads if mesh is None else jax.lax.with_sharding_constraint(grads, where.params))
 
     def key_of(number: Any, index: Any) -> Any:
         return None if dropout is None else jax.random.fold_in(jax.random.fold_in(dropout, number), index)
@@ -187,7 +190,10 @@ def make_train_step(config: DecoderConfig, train_config: TrainConfig, mesh: Mesh
     def step(state: TrainState, batch: Mapping[str, Any], number: Any) -> tuple[TrainState, StepMetrics]:
         _check_batch(batch, train_config.rows_per_step)
         number = jnp.asarray(number, jnp.int32)
-        loss, grads = (whole if micro_batches == 1 else accumulated)(state.params, batch, number)
+        # Every device works on its own rows with whole weights: left to itself the partitioner would split the products
+        # instead, and exchange activations in every layer.
+        gathered = state.params if mesh is None else jax.lax.with_sharding_constraint(state.params, everywhere)
+        loss, grads = (whole if micro_batches == 1 else accumulated)(gathered, batch, number)
         goes_on = jnp.isfinite(loss) & (number == state.optimizer.step)
         params, optimizer, stats = update(_poisoned(grads, goes_on), state.optimizer, state.params)
         learning_rate = rate(state.optimizer.step)
@@ -196,8 +202,6 @@ def make_train_step(config: DecoderConfig, train_config: TrainConfig, mesh: Mesh
 
     if mesh is None:
         return jax.jit(step, donate_argnums=0)
-    where = state_shardings(config, train_config, mesh)
-    everywhere = replicated(mesh)
     return jax.jit(
         step,
         donate_argnums=0,
