@@ -107,7 +107,7 @@ def _generation() -> None:
     import riftco
     from riftco import models
 
-    config = models.preset("llama-tiny", vocab_size=32, layers=1)
+    config = models.preset("llama-tiny", vocab_size=32, context=16, layers=1)
     ids = riftco.generate(models.init(jax.random.key(0), config), config, [1, 2], max_tokens=2, temperature=0)
     if len(ids) != 2:
         raise RiftcoError(f"two tokens were asked for; {len(ids)} came")
@@ -119,7 +119,7 @@ def _derivatives() -> None:
     import riftco
     from riftco import ops
 
-    riftco.check_grads(lambda x: ops.softmax(x), (jnp.linspace(-1.0, 1.0, 6).reshape(2, 3),), order=2)
+    riftco.check_grads(lambda x: ops.tanh(ops.matmul(x, x)), (jnp.linspace(-1.0, 1.0, 4).reshape(2, 2),))
 
 
 def _tokenizer() -> None:

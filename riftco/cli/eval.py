@@ -25,7 +25,7 @@ class EvalOptions(DeviceOptions):
     validation_fraction: float | None = flag(
         None, "score only this share of the text, from its end", shown="all of it; the run's own share for its own text"
     )
-    split: Literal["train", "validation"] = flag("validation", "which split of a prepared dataset")
+    split: Literal["train", "validation"] = flag("validation", "of a dataset, or of a directory of splits")
     max_seq_length: int | None = flag(None, "tokens in a window", shown="the model's context")
     batch_size: int = flag(16, "rows at once; changes no figure")
     dtype: Literal["float32", "bfloat16", "float16"] | None = flag(None, "of activations", shown="the weights' own")
@@ -38,18 +38,15 @@ def run(options: EvalOptions, console: Console) -> dict[str, Any]:
 
     path = models.require(options.model)
     models.locate(path)
-    paths, share = options.data, options.validation_fraction
-    if not paths:
-        paths, share = _own_data(Path(path), share)
-    prepared = _prepared(paths)
-    text = None if prepared else data.load_texts(paths, validation_fraction=share or 0)
+    recorded = {} if options.data else _recorded(Path(path))
+    text = _text(options, recorded)
     backend.select(options.device)
     model = models.load(path)
-    if prepared:
-        tokens: Any = data.open_dataset(paths[0], tokenizer=model.tokenizer).split(options.split)
+    if text is None:
+        directory = _paths(options, recorded)[0]
+        tokens: Any = data.open_dataset(directory, tokenizer=model.tokenizer).split(options.split)
     else:
-        assert text is not None
-        tokens = data.encode_text(model.tokenizer, text.train if text.validation is None else text.validation)
+        tokens = data.encode_text(model.tokenizer, text)
     context = options.max_seq_length or model.config.context
     result = train.evaluate(
         model.params,
@@ -62,25 +59,44 @@ def run(options: EvalOptions, console: Console) -> dict[str, Any]:
     bits = "" if result.bits_per_byte is None else f", {result.bits_per_byte:.4f} bits per byte"
     console.say(f"loss {result.loss:.6f} nats a token, perplexity {result.perplexity:.4f}{bits}")
     console.note(f"{result.targets:,} tokens scored once each, in {result.seconds:.1f} s")
-    return {"model": model.path, "data": list(paths), **dataclasses.asdict(result)}
+    return {"model": model.path, **dataclasses.asdict(result)}
 
 
-def _prepared(paths: tuple[str, ...]) -> bool:
-    return len(paths) == 1 and (Path(paths[0]) / "manifest.json").is_file()
+def _text(options: EvalOptions, recorded: dict[str, Any]) -> str | None:
+    """The text to score; None where it is a prepared dataset, which holds ids."""
+    from riftco import data
+
+    share = options.validation_fraction
+    if "corpus_bytes" in recorded:
+        from riftco.cli.quickstart import stories
+
+        return stories(recorded["corpus_bytes"], recorded["seed"])[1]
+    paths = _paths(options, recorded)
+    if len(paths) == 1 and (Path(paths[0]) / "manifest.json").is_file():
+        return None
+    if recorded and share is None:
+        share = recorded.get("validation_fraction")
+        share = 0.1 if share is None else share
+    splits = data.find_splits(paths[0]) if len(paths) == 1 and Path(paths[0]).is_dir() else {}
+    if options.split in splits:
+        paths, share = (str(splits[options.split]),), 0
+    texts = data.load_texts(paths, validation_fraction=share or 0)
+    return texts.train if texts.validation is None else texts.validation
 
 
-def _own_data(place: Path, share: float | None) -> tuple[tuple[str, ...], float | None]:
-    """What a run was trained on, from its config.yaml, and the share of it that was held out."""
+def _paths(options: EvalOptions, recorded: dict[str, Any]) -> tuple[str, ...]:
+    return options.data or tuple(recorded["data"])
+
+
+def _recorded(place: Path) -> dict[str, Any]:
+    """What a run's config.yaml says about its data, for a run directory or its final/."""
     import yaml
 
     file = next((f for f in (place / "config.yaml", place.parent / "config.yaml") if f.is_file()), None)
     content = yaml.safe_load(file.read_text(encoding="utf-8")) if file else None
-    stored = content.get("data") if isinstance(content, dict) else None
-    if not stored:
+    if not isinstance(content, dict) or not (content.get("data") or "corpus_bytes" in content):
         raise UsageError(f"--data is required: {place} does not say what it was trained on")
-    paths = (stored,) if isinstance(stored, str) else tuple(stored)
-    fraction = content.get("validation_fraction") if isinstance(content, dict) else None
-    return paths, share if share is not None else fraction if fraction is not None else 0.1
+    return content
 
 
 ACTIONS = {

@@ -50,13 +50,13 @@ def run(options: GenerateOptions, console: Console) -> dict[str, Any]:
     settings = _settings(options, model.generation, console)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     prompt_ids = _prompt_ids(prompt, model.tokenizer)
-    console.say(prompt or "", end="")
     drawn: list[int] = []
     pieces: list[str] = []
     for piece in write(model, prompt_ids, options.max_tokens, settings, options.seed, options.stop, drawn):
-        console.say(piece, end="")
+        # The prompt is shown once it is known to fit.
+        console.say(piece if pieces else f"{prompt or ''}{piece}", end="")
         pieces.append(piece)
-    console.say()
+    console.say("" if pieces else prompt or "")
     reason = "length" if len(drawn) == options.max_tokens and not options.stop else "stop"
     text = "".join(pieces)
     if options.stop and len(drawn) == options.max_tokens and text == model.tokenizer.decode(drawn, skip_special=True):

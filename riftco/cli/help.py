@@ -1,13 +1,19 @@
-"""Help from the options' own declarations: text for a terminal, Markdown for docs/cli.md."""
+"""Help from the options' own declarations: text for a terminal, Markdown for docs/cli.md.
+
+`python -m riftco.cli.help` writes the reference part of docs/cli.md anew.
+"""
 
 import dataclasses
+import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from riftco.cli.options import Kind, flag_name, kinds
-from riftco.cli.verbs import BENCHES, GROUPS, VERBS, Action, actions
+from riftco.cli.verbs import BENCHES, VERBS, Action, actions
 
+MARKER = "<!-- what follows is written by python -m riftco.cli.help -->"
 _WIDTH = 110
 _COLUMN = 34
 
@@ -42,7 +48,7 @@ def group(verb: str) -> str:
 def verb(name: str, action: Action) -> str:
     """What `riftco NAME --help` prints."""
     word = f" {action.positional.upper()}" if action.positional else ""
-    parts = [f"usage: riftco {name}{word} [options]", "", f"{action.help}."]
+    parts = [f"usage: riftco {name}{word} [options]", "", _sentence(action.help)]
     if action.example:
         parts += ["", f"  {action.example}"]
     for heading, fields in _grouped(action.options):
@@ -70,7 +76,7 @@ def markdown() -> str:
             ]
             continue
         for sub, action in actions(name).items():
-            parts += [f"## riftco {name} {sub}".rstrip(), "", f"{action.help}.", ""]
+            parts += [f"## riftco {name} {sub}".rstrip(), "", _sentence(action.help), ""]
             if action.example:
                 parts += ["```text", action.example, "```", ""]
             if action.positional:
@@ -78,19 +84,18 @@ def markdown() -> str:
             parts += ["| Option | Meaning |", "| --- | --- |"]
             for heading, fields in _grouped(action.options):
                 if heading != "common":
-                    parts += [
-                        f"| `{_spelling(f, k)}` | {_explained(f, k)} |".replace("|TEXT", "TEXT") for f, k in fields
-                    ]
+                    parts += [f"| `{_spelling(f, k)}` | {_explained(f, k)} |" for f, k in fields]
             parts.append("")
-    return "\n".join(_escaped(part) for part in parts)
+    return "\n".join(parts)
 
 
-def _escaped(line: str) -> str:
-    """Bars inside a table's code spans, which would end the cell, as escapes."""
-    if not line.startswith("| `"):
-        return line
-    code, _, meaning = line[3:].partition("` | ")
-    return "| `" + code.replace("|", "\\|") + "` | " + meaning
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."
+
+
+def _escaped(text: str) -> str:
+    """Text for a table's cell, which a bar would end."""
+    return text.replace("|", "\\|")
 
 
 def _grouped(options: type) -> Iterator[tuple[str, list[tuple[dataclasses.Field[Any], Kind]]]]:
@@ -122,4 +127,11 @@ def _explained(field: dataclasses.Field[Any], kind: Kind) -> str:
     return field.metadata["help"] + (f" (default: {shown})" if shown else "")
 
 
-__all__ = ["GROUPS", "group", "markdown", "top", "verb"]
+def _rewrite(path: Path) -> None:
+    """Put the reference after the marker of a page."""
+    before, marker, _ = path.read_text(encoding="utf-8").partition(MARKER)
+    path.write_text(before + marker + "\n\n" + markdown(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _rewrite(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/cli.md"))

@@ -123,7 +123,7 @@ def _show_model(place: Path, batch_size: int, console: Console) -> dict[str, Any
     summary = _show_config(config, batch_size, console)
     if (place / "tokenizer.json").is_file():
         summary["tokenizer"] = tokenizer_verb.describe(tokenizer_verb.open_tokenizer(str(place)))
-        console.say("  tokenizer: {kind}, {vocab_size:,} ids".format(**summary["tokenizer"]))
+        console.say("  tokenizer: {type}, {vocab_size:,} ids".format(**summary["tokenizer"]))
     kept = {name: manifest.get(name) for name in ("stage", "artifact_id", "parent_artifact_id", "files")}
     return {**summary, "kind": "bundle" if is_bundle else "huggingface", "path": place, **kept}
 

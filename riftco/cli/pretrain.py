@@ -112,7 +112,7 @@ def run(options: PretrainOptions, console: Console) -> dict[str, Any]:
     config = decoder_config(options, _rows(options, text.tokenizer))
     result = fit(options, config, text, console)
     prompts = [options.prompt] if options.prompt else [run_output.opening(text)]
-    summary = run_output.finish(result, config, text, console, prompts=prompts, seed=options.seed, generation=None)
+    summary = run_output.finish(result, config, text, console, prompts=prompts, seed=options.seed)
     console.say(f"saved {summary['bundle']}; continue a text with: riftco generate {options.out_dir} --prompt '…'")
     return summary
 

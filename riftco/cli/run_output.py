@@ -8,10 +8,9 @@ from typing import Any
 
 from riftco.cli.console import Console
 from riftco.cli.corpus import Corpus
-from riftco.cli.model_options import ModelOptions
 from riftco.errors import RiftcoError
 
-_SAMPLE_TOKENS = 120
+_SAMPLE_TOKENS = 160
 
 
 def resolved(options: Any, config: Any) -> dict[str, Any]:
@@ -24,8 +23,7 @@ def resolved(options: Any, config: Any) -> dict[str, Any]:
     skipped = ("config", "json", "force", "resume")
     values = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name not in skipped}
     model = {("max_seq_length" if k == "context" else k): v for k, v in config.to_dict().items()}
-    shape = {field.name for field in dataclasses.fields(ModelOptions)}
-    values |= {name: value for name, value in model.items() if name in shape}
+    values |= {name: value for name, value in model.items() if name in values}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
@@ -49,7 +47,8 @@ def finish(
     *,
     prompts: list[str],
     seed: int,
-    generation: dict[str, Any] | None,
+    generation: dict[str, Any] | None = None,
+    stop: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Bundle, samples and report of a finished run; nothing is written twice.
 
@@ -61,11 +60,13 @@ def finish(
         prompts: what the samples begin with.
         seed: the run's.
         generation: sampling defaults that the bundle recommends.
+        stop: texts that end a sample.
 
     Returns:
         The summary of the run.
     """
     from riftco import bundle
+    from riftco.cli import models
     from riftco.report import write_report
 
     place = Path(result.directory)
@@ -82,7 +83,8 @@ def finish(
             generation=generation,
             force=final.exists(),
         )
-        samples = [sample(final, prompt, result.step, seed + index) for index, prompt in enumerate(prompts)]
+        model = models.load(str(final))
+        samples = [sample(model, prompt, result.step, seed + index, stop) for index, prompt in enumerate(prompts)]
         _replace(place / "samples.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in samples))
         write_report(place)
     else:
@@ -107,16 +109,15 @@ def finish(
     }
 
 
-def sample(directory: Path, prompt: str, step: int, seed: int) -> dict[str, Any]:
+def sample(model: Any, prompt: str, step: int, seed: int, stop: tuple[str, ...] = ()) -> dict[str, Any]:
     """One continuation by the saved bundle, as a line of samples.jsonl; `riftco generate` repeats it."""
-    from riftco.cli import generate, models
+    from riftco.cli import generate
 
-    model = models.load(str(directory))
     settings = {"temperature": 0.8, "top_k": 40, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     settings |= {name: value for name, value in model.generation.items() if name in settings}
     drawn: list[int] = []
     ids = model.tokenizer.encode(prompt)[: model.config.context]
-    text = "".join(generate.write(model, ids, _SAMPLE_TOKENS, settings, seed, (), drawn))
+    text = "".join(generate.write(model, ids, _SAMPLE_TOKENS, settings, seed, stop, drawn))
     return {"step": step, "prompt": prompt, "text": text, "seed": seed, **settings}
 
 

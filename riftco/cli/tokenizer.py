@@ -149,7 +149,7 @@ def describe(tokenizer: Any) -> dict[str, Any]:
     """The facts that `inspect` prints about a tokenizer."""
     pattern = getattr(tokenizer, "pattern_name", None) or getattr(tokenizer, "pattern", None)
     return {
-        "kind": tokenizer.kind,
+        "type": tokenizer.kind,
         "vocab_size": tokenizer.vocab_size,
         "merges": len(getattr(tokenizer, "merges", ())),
         "pattern": pattern,

@@ -1,0 +1,33 @@
+"""`riftco gradcheck`: every op and module against its oracle and finite differences, as a table."""
+
+import dataclasses
+from typing import Any
+
+from riftco.cli.console import Console
+from riftco.cli.model_options import DeviceOptions
+from riftco.cli.options import flag
+from riftco.cli.verbs import Action
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GradcheckOptions(DeviceOptions):
+    """Options of `gradcheck`."""
+
+    only: tuple[str, ...] = flag((), "ops and modules by name", metavar="NAME …", shown="all")
+
+
+def run(options: GradcheckOptions, console: Console) -> dict[str, Any]:
+    """Run the registry and print the table; exit status 1 where a row fails."""
+    from riftco import backend
+
+    backend.select(options.device)
+    from riftco import gradcheck
+
+    rows = gradcheck.rows(options.only)
+    console.say(gradcheck.table(rows))
+    return {"rows": [dataclasses.asdict(row) for row in rows]}
+
+
+ACTIONS = {
+    "": Action(GradcheckOptions, run, "check every derivative", "only", "riftco gradcheck softmax attention"),
+}
