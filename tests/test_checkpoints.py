@@ -280,8 +280,8 @@ def test_a_kill_during_a_save_leaves_the_one_before(tmp_path, caplog):
         got = checkpoints.restore(None, make(0))
         assert got.step == 1 and bits(got.state) == bits(make(1))
         assert [name for name in os.listdir(tmp_path) if not name.isdecimal()] == unfinished, "a reader wrote"
-        checkpoints.save(2, make(2), {"n": 2})
-    assert sorted(os.listdir(tmp_path)) == ["1", "2"]
+        checkpoints.save(3, make(3), {"n": 3})
+    assert sorted(os.listdir(tmp_path)) == ["1", "3"], "the unfinished save was left lying"
 
 
 def test_another_config_is_refused_field_by_field(tmp_path):
