@@ -29,12 +29,18 @@ def _refuse_old_jax() -> None:
 
 _refuse_old_jax()
 
-_typeof: Callable[[Any], Any] = getattr(jax, "typeof", None) or getattr(core, "get_aval", None)
+_typeof: Any = getattr(jax, "typeof", None) or getattr(core, "get_aval", None)
 
 
 def varying_axes(x: Any) -> frozenset[str]:
     """The mesh axes over which `x` varies inside a `shard_map` that checks them; empty elsewhere."""
-    return frozenset(getattr(_typeof(x), "vma", ()) or ())
+    return _axes(_typeof(x))
+
+
+def _axes(type_: Any) -> frozenset[str]:
+    # The attribute of array types is `vma`; the shapes that `eval_shape` gives bear it inside `manual_axis_type`.
+    manual = getattr(type_, "manual_axis_type", None)
+    return frozenset(getattr(manual, "varying", None) or getattr(type_, "vma", None) or ())
 
 
 def mark_varying(x: Any, axes: frozenset[str]) -> Any:
@@ -64,7 +70,7 @@ def scan(body: Callable[..., Any], init: Any, xs: Any, length: int | None, rever
         while True:
             first = jax.tree_util.tree_map(lambda x: lax.index_in_dim(x, 0, keepdims=False), xs)
             out, _ = jax.eval_shape(body, jax.tree_util.tree_unflatten(tree, leaves), first)
-            wanted = [frozenset(getattr(o, "vma", ()) or ()) for o in jax.tree_util.tree_leaves(out)]
+            wanted = [_axes(o) for o in jax.tree_util.tree_leaves(out)]
             raised = [mark_varying(leaf, axes) for leaf, axes in zip(leaves, wanted, strict=True)]
             if all(new is old for new, old in zip(raised, leaves, strict=True)):
                 break

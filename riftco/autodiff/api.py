@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_map, tree_structure, tree_unflatten
 
 from riftco.autodiff.box import Box, is_floating, unbox
-from riftco.autodiff.tape import Op, Program, record
+from riftco.autodiff.tape import Op, Program, record, settle
 from riftco.errors import GradError
 from riftco.tree import byte_count, describe, path_name
 from riftco.types import PyTree
@@ -46,7 +46,7 @@ class VJP:
         """
         in_tree, out_tree = self._trees
         leaves = check_cotangents(cotangent, out_tree, self.program.output_avals)
-        flat = self.program.backward(self.residuals, leaves)
+        flat = self.program.backward(settle(self.residuals), leaves)
         filled = [jnp.zeros(*aval) if ct is None else ct for ct, aval in zip(flat, self.program.inputs, strict=True)]
         return tree_unflatten(in_tree, filled)
 

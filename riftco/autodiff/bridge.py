@@ -36,6 +36,6 @@ def to_jax(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
         cotangents = iter(pull(ct)[0])
         return tree_unflatten(tree, [next(cotangents) if moves else None for moves in floating])
 
-    wrapped = jax.custom_vjp(f)
+    wrapped = jax.custom_vjp(lambda *args: f(*args))  # jax would make arguments of f's defaults
     wrapped.defvjp(forward, backward)
     return functools.update_wrapper(lambda *args: wrapped(*args), f)

@@ -1,8 +1,10 @@
-"""Loops and recomputation: `scan` and `checkpoint`, both ops like any other.
+"""Loops: `scan`, an op like any other.
 
-Each rule re-enters its own op with a larger body, so outer derivatives meet a scan again and compile in constant
-time, and only the innermost call, on plain arrays, runs `lax.scan`. While it runs, a barrier is up: every box that
-already exists was captured by closure, which is an error and never a silently lost derivative.
+Its rules re-enter the op with a larger body, so outer derivatives meet a scan again and compile in constant time, and
+only the innermost call, on plain arrays, runs `lax.scan`. While it runs, a barrier is up: every box that already
+exists was captured by closure, which is an error and never a silently lost derivative.
+
+Not here: `checkpoint`, which works the same way (recompute.py).
 """
 
 import functools
@@ -12,40 +14,40 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.tree_util import tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
 from riftco import _compat
 from riftco.autodiff.box import Box, is_floating, unbox
-from riftco.autodiff.tape import Op, Program, Static, accumulate, barrier, record, refuse_boxes
+from riftco.autodiff.tape import Op, Program, accumulate, barrier, record, refuse_boxes
 from riftco.errors import DTypeError, GradError, ShapeError
 from riftco.tree import describe, named_leaves
 from riftco.types import PyTree
 
 
 @jax.tree_util.register_pytree_node_class
-class _Packed:
+class Packed:
     """A pytree held as its list of leaves, so that a leaf's cotangent may be None and still have its place."""
 
     def __init__(self, leaves: list[Any], tree: Any) -> None:
         self.leaves, self.tree = leaves, tree
 
     @classmethod
-    def pack(cls, value: PyTree) -> "_Packed":
+    def pack(cls, value: PyTree) -> "Packed":
+        """The leaves of `value`, and its structure."""
         return cls(*tree_flatten(value))
 
     def unpack(self) -> PyTree:
+        """The pytree again."""
         return tree_unflatten(self.tree, self.leaves)
 
     def tree_flatten(self) -> tuple[list[Any], Any]:
+        """The leaves, and everything static."""
         return self.leaves, self.tree
 
     @classmethod
-    def tree_unflatten(cls, tree: Any, leaves: Any) -> "_Packed":
+    def tree_unflatten(cls, tree: Any, leaves: Any) -> "Packed":
+        """The inverse of `tree_flatten`."""
         return cls(list(leaves), tree)
-
-
-# ------------------------------------------------------------------------------------------------ scan
 
 
 def scan(
@@ -117,7 +119,7 @@ class _FlatBody:
     xs: Any
     shared: Any
 
-    def __call__(self, carry: list[Any], x: list[Any], shared: list[Any]) -> tuple[list[Any], _Packed]:
+    def __call__(self, carry: list[Any], x: list[Any], shared: list[Any]) -> tuple[list[Any], Packed]:
         result = self.body(
             tree_unflatten(self.carry, carry), tree_unflatten(self.xs, x), *tree_unflatten(self.shared, shared)
         )
@@ -130,7 +132,7 @@ class _FlatBody:
             )
         for i, (before, after) in enumerate(zip(carry, leaves, strict=True)):
             self._check_carry(i, before, after)
-        return leaves, _Packed.pack(result[1])
+        return leaves, Packed.pack(result[1])
 
     def _check_carry(self, position: int, before: Any, after: Any) -> None:
         # A Python number takes the dtype of the carry.
@@ -190,8 +192,15 @@ def _scan_impl(
     def step(carry: Any, x: Any) -> Any:
         return refuse_boxes("scan", body(carry, x, shared))
 
-    with barrier("scan"):
-        return _compat.scan(step, carry, xs, length, reverse, unroll)
+    try:
+        with barrier("scan"):
+            return _compat.scan(step, carry, xs, length, reverse, unroll)
+    except jax.errors.UnexpectedTracerError as error:
+        raise GradError(
+            "scan: the body used an array that was made inside another loop and no longer exists; most often a "
+            "function given to riftco.checkpoint captured it by closure and is run again in the backward pass: pass "
+            "it as an argument of that function."
+        ) from error
 
 
 def _scan_fwd(
@@ -223,7 +232,7 @@ def _record_step(
     a, b = len(carry), len(carry) + len(x)
 
     def of_chosen(*boxes: Any) -> Any:
-        filled = _replaced(leaves, chosen, boxes)
+        filled = replaced(leaves, chosen, boxes)
         return body(filled[:a], filled[a:b], filled[b:]), None
 
     groups = [group for group, of in (("carry", carry), ("x", x), ("shared", shared)) for _ in of]
@@ -245,7 +254,8 @@ def _record_step(
     return carry_out, (y, Step(stacked, program, tuple(place[id(leaf)] for leaf in residuals), reads))
 
 
-def _replaced(leaves: list[Any], positions: list[int], values: Any) -> list[Any]:
+def replaced(leaves: list[Any], positions: list[int], values: Any) -> list[Any]:
+    """`leaves` with `values` at `positions`."""
     filled = list(leaves)
     for i, value in zip(positions, values, strict=True):
         filled[i] = value
@@ -261,7 +271,7 @@ def _scan_bwd(saved: Any, ct: Any, *, length: Any, reverse: bool, unroll: Any) -
         ct_carry, sums = state
         slice_, xs_again, ct_y = x
         found = {"stacked": slice_.stacked, "xs": xs_again, **again}
-        cts = program.backward([found[kind][i] for kind, i in slice_.sources], [*_spread(reads.carry, ct_carry), *ct_y])
+        cts = program.backward([found[kind][i] for kind, i in slice_.sources], [*spread(reads.carry, ct_carry), *ct_y])
         cts = [jnp.zeros(*aval) if c is None else c for c, aval in zip(cts, program.inputs, strict=True)]
         ct_carry, ct_x, ct_shared = reads.split(cts)
         return (ct_carry, [accumulate(s, c) for s, c in zip(sums, ct_shared, strict=True)]), ct_x
@@ -276,97 +286,13 @@ def _scan_bwd(saved: Any, ct: Any, *, length: Any, reverse: bool, unroll: Any) -
         reverse=not reverse,
         unroll=unroll,
     )
-    return _spread(reads.carry, ct_init), _spread(reads.xs, ct_xs), _spread(reads.shared, ct_shared)
+    return spread(reads.carry, ct_init), spread(reads.xs, ct_xs), spread(reads.shared, ct_shared)
 
 
-def _spread(flags: tuple[bool, ...], values: list[Any]) -> list[Any]:
+def spread(flags: tuple[bool, ...], values: list[Any]) -> list[Any]:
+    """One of `values` for each True, None for each False."""
     left = iter(values)
     return [next(left) if flag else None for flag in flags]
 
 
 _scan = Op("scan", _scan_impl, _scan_fwd, _scan_bwd, takes_needs=True, transient=("body",))
-
-# ------------------------------------------------------------------------------------------------ checkpoint
-
-
-def checkpoint(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """`f`, of which only the arguments are saved for the backward pass; `f` is run again there.
-
-    Args:
-        f: a function of pytrees written in `riftco.ops`. It must take every differentiated value, every key that it
-            draws from and every array that is made under the same `jit` or `scan` as an argument. Arguments that are
-            not arrays (flags, sizes) must be hashable and reach `f` as they are.
-
-    Returns:
-        A function like `f`, with equal values and gradients.
-
-    Raises:
-        GradError: if `f` captured a differentiated value, or an array that has gone by the time it runs again.
-
-    Gradient:
-        Saves the arguments. The backward pass sends the arguments *and* the cotangent through one optimization
-        barrier, so that the compiler can neither merge the second run with the first nor start it early.
-    """
-
-    @functools.wraps(f)
-    def checkpointed(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        leaves, tree = tree_flatten((args, kwargs))
-        static = tuple((i, leaf) for i, leaf in enumerate(leaves) if not hasattr(leaf, "dtype"))
-        arrays = [leaf for leaf in leaves if hasattr(leaf, "dtype")]
-        return _checkpoint(arrays, f=_FlatFunction(f, tree, static)).unpack()
-
-    return checkpointed
-
-
-@dataclass(frozen=True)
-class _FlatFunction:
-    """A function of a list of arrays; equal for the same function, structure and arguments that are not arrays."""
-
-    f: Callable[..., Any]
-    tree: Any
-    static: tuple[tuple[int, Any], ...]
-
-    def __call__(self, arrays: list[Any]) -> _Packed:
-        leaves = list(arrays)
-        for i, value in self.static:
-            leaves.insert(i, value)
-        args, kwargs = tree_unflatten(self.tree, leaves)
-        return _Packed.pack(self.f(*args, **kwargs))
-
-
-def _checkpoint_impl(leaves: list[Any], *, f: _FlatFunction) -> Any:
-    with barrier("checkpoint"):
-        return refuse_boxes("checkpoint", f(leaves))
-
-
-def _checkpoint_fwd(leaves: list[Any], *, f: _FlatFunction, needs: tuple[bool, ...]) -> Any:
-    return _checkpoint(leaves, f=f), (leaves, Static(needs))
-
-
-def _checkpoint_bwd(saved: Any, ct: Any, *, f: _FlatFunction) -> Any:
-    leaves, needs = saved
-    chosen = [i for i, need in enumerate(needs.value) if need]
-    leaves, ct_leaves = optimization_barrier((leaves, ct.leaves))
-
-    def of_chosen(*boxes: Any) -> Any:
-        return f(_replaced(leaves, chosen, boxes)), None
-
-    try:
-        _, _, program, residuals = record(of_chosen, [leaves[i] for i in chosen], ["checkpoint input"] * len(chosen))
-    except jax.errors.UnexpectedTracerError as error:
-        raise GradError(
-            "checkpoint: the function is run again in the backward pass, where an array that it captured by closure "
-            "under jit or scan no longer exists; pass it as an argument of the function given to checkpoint."
-        ) from error
-    cts = program.backward(residuals, ct_leaves)
-    return (_spread(needs.value, cts),)
-
-
-_checkpoint = Op("checkpoint", _checkpoint_impl, _checkpoint_fwd, _checkpoint_bwd, takes_needs=True)
-
-optimization_barrier = Op(
-    "optimization_barrier",
-    impl=lambda tree: lax.optimization_barrier(tree),
-    fwd=lambda tree: (optimization_barrier(tree), ()),
-    bwd=lambda _, ct: (ct,),
-)

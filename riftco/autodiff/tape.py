@@ -21,9 +21,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_map, tree_structure, tree_unflatten
+from jax import lax
+from jax.tree_util import (
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_structure,
+    tree_unflatten,
+)
 
-from riftco.autodiff.box import Box, captured_error, foreign_function_error, is_floating
+from riftco import _compat
+from riftco.autodiff.box import Box, captured_error, foreign_function_error, is_floating, unbox
 from riftco.errors import GradError, RiftcoError
 from riftco.tree import describe, path_name
 from riftco.types import PyTree
@@ -269,6 +278,25 @@ accumulate = Op(
     fwd=lambda x, y: (accumulate(x, y), ()),
     bwd=lambda _, ct: (ct, ct),
 )
+
+
+optimization_barrier = Op(
+    "optimization_barrier",
+    impl=lambda tree: lax.optimization_barrier(tree),
+    fwd=lambda tree: (optimization_barrier(tree), ()),
+    bwd=lambda _, ct: (ct,),
+)
+
+
+def settle(tree: PyTree) -> PyTree:
+    """`tree` behind an optimization barrier if a compiler will see it, so that its leaves are what they say: data.
+
+    Without it XLA computes parts of a saved value again inside backward ops, or keeps more than was saved to share it
+    with them: rounding would then depend on what is compiled together, and the memory would not be the residuals'.
+    """
+    if all(_compat.is_concrete(unbox(leaf)) for leaf in tree_leaves(tree)):
+        return tree
+    return optimization_barrier(tree)
 
 
 def _accumulate(pending: dict[int, Any], variable: int, cotangent: Any) -> None:
