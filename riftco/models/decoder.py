@@ -162,9 +162,9 @@ def hidden_states(
 
 def head(params: PyTree, config: DecoderConfig, dtype: Any) -> tuple[Array, Array | None]:
     """The weight [V, D] and the bias [V] or None of the language-model head."""
-    source = params["token_embedding"] if config.tie_embeddings else params["language_model_head"]
-    source = cast(dict(source), dtype)
-    return source["weight"], source.get("bias")
+    own = params.get("language_model_head", {})
+    weight = (params["token_embedding"] if config.tie_embeddings else own)["weight"]
+    return cast(weight, dtype), cast(own.get("bias"), dtype)
 
 
 def forward(params: PyTree, tokens: Array, config: DecoderConfig, **options: Any) -> Array:

@@ -30,6 +30,7 @@ class BlockwiseResiduals(NamedTuple):
     v: Any  # [B, G, S, K]
     out: Any  # [B, H, T, K]; None where each row's keys fit one block, which needs only the weights
     lse: Any  # [B, H, T], natural logarithm; -inf for a row that sees nothing
+    weights: Any  # of each block, where they are no larger than q, k and v together; else None, and made again
     sees: Visibility
 
     def inputs(self) -> tuple[Any, Any, Any]:
@@ -38,8 +39,14 @@ class BlockwiseResiduals(NamedTuple):
 
 
 def _block_size(queries: int) -> int:
-    """Rows of an unrolled block: at most 8 blocks, none smaller than 64."""
-    return max(64, -(-queries // 8 // 32) * 32)
+    """Rows of an unrolled block: a multiple of 32 near 80, in at most 8 blocks, since each is compiled."""
+    blocks = min(8, max(1, round(queries / 80)))
+    return max(64, -(-queries // blocks // 32) * 32)
+
+
+def _positions(first: int, last: int) -> Any:
+    """Positions as int32 whatever jax's default integer is, as the offsets that they meet are."""
+    return jnp.arange(first, last, dtype=jnp.int32)
 
 
 def _heads_first(x: Any) -> Any:
@@ -81,11 +88,15 @@ def forward(q: Any, k: Any, v: Any, sees: Visibility, scale: float, cap: float |
     """The output [B, T, H, K], and the residuals."""
     q, k, v = _heads_first(q), _heads_first(k), _heads_first(v)
     if sees.kv_lengths is not None:  # 0 times a stale NaN would be NaN
-        valid = (jnp.arange(k.shape[2])[None, :] < sees.kv_lengths[:, None])[:, None, :, None]
+        valid = (_positions(0, k.shape[2])[None, :] < sees.kv_lengths[:, None])[:, None, :, None]
         k, v = jnp.where(valid, k, jnp.zeros((), k.dtype)), jnp.where(valid, v, jnp.zeros((), v.dtype))
-    unrolled = q.shape[2] <= UNROLLED_QUERIES
-    out, lse = (_forward_unrolled if unrolled else _forward_loop)(q, k, v, sees, scale, cap)
-    return _heads_first(out), BlockwiseResiduals(q, k, v, None if unrolled else out, lse, sees)
+    if q.shape[2] > UNROLLED_QUERIES:
+        out, lse = _forward_loop(q, k, v, sees, scale, cap)
+        return _heads_first(out), BlockwiseResiduals(q, k, v, out, lse, None, sees)
+    out, lse, weights = _forward_unrolled(q, k, v, sees, scale, cap)
+    if sum(w.size for w in weights) > q.size + 2 * q.shape[1] // k.shape[1] * k.size or cap is not None:
+        weights = None
+    return _heads_first(out), BlockwiseResiduals(q, k, v, None, lse, weights, sees)
 
 
 def backward(saved: BlockwiseResiduals, ct: Any, scale: float, cap: float | None) -> tuple[Any, Any, Any]:
@@ -93,7 +104,7 @@ def backward(saved: BlockwiseResiduals, ct: Any, scale: float, cap: float | None
     dout = _heads_first(ct)
     dq, dk, dv = (_backward_unrolled if saved.out is None else _backward_loop)(saved, dout, scale, cap)
     if saved.sees.kv_lengths is not None:
-        valid = (jnp.arange(dk.shape[2])[None, :] < saved.sees.kv_lengths[:, None])[:, None, :, None]
+        valid = (_positions(0, dk.shape[2])[None, :] < saved.sees.kv_lengths[:, None])[:, None, :, None]
         dk, dv = jnp.where(valid, dk, jnp.zeros((), dk.dtype)), jnp.where(valid, dv, jnp.zeros((), dv.dtype))
     return _heads_first(dq), _heads_first(dk), _heads_first(dv)
 
@@ -122,10 +133,12 @@ def _softmax_rows(s: Any, mask: Any) -> tuple[Any, Any]:
     return e / jnp.where(total == 0, jnp.ones((), s.dtype), total), lse[..., 0]
 
 
-def _forward_unrolled(q: Any, k: Any, v: Any, sees: Visibility, scale: float, cap: float | None) -> tuple[Any, Any]:
+def _forward_unrolled(
+    q: Any, k: Any, v: Any, sees: Visibility, scale: float, cap: float | None
+) -> tuple[Any, Any, list[Any]]:
     batch, heads, queries, _ = q.shape
     groups, keys = k.shape[1], k.shape[2]
-    outs, stats = [], []
+    outs, stats, weights = [], [], []
     for first, last, low, high in _blocks(queries, keys, sees):
         shape = (batch, heads, last - first)
         if low == high:
@@ -133,11 +146,13 @@ def _forward_unrolled(q: Any, k: Any, v: Any, sees: Visibility, scale: float, ca
             stats.append(jnp.full(shape, -jnp.inf, statistics_dtype(q)))
             continue
         s, _ = _scores(_rows(q[:, :, first:last], groups), k[:, :, low:high], scale, cap)
-        mask = _visible(sees, jnp.arange(first, last), jnp.arange(low, high), heads // groups, full=False)
+        mask = _visible(sees, _positions(first, last), _positions(low, high), heads // groups, full=False)
         p, lse = _softmax_rows(s, mask)
-        outs.append(jnp.reshape(_times(p.astype(q.dtype), v[:, :, low:high]), (*shape, v.shape[3])))
+        p = p.astype(q.dtype)
+        outs.append(jnp.reshape(_times(p, v[:, :, low:high]), (*shape, v.shape[3])))
         stats.append(jnp.reshape(lse, shape))
-    return jnp.concatenate(outs, axis=2), jnp.concatenate(stats, axis=2)
+        weights.append(p)
+    return jnp.concatenate(outs, axis=2), jnp.concatenate(stats, axis=2), weights
 
 
 def _weights_again(s: Any, lse: Any, mask: Any) -> Any:
@@ -158,9 +173,10 @@ def _dscores(p: Any, dp: Any, delta: Any, tanh: Any, scale: float, mask: Any) ->
 
 
 def _backward_unrolled(saved: BlockwiseResiduals, dout: Any, scale: float, cap: float | None) -> tuple[Any, Any, Any]:
-    q, k, v, _, lse, sees = saved
+    q, k, v, _, lse, weights, sees = saved
     batch, heads, queries, width = q.shape
     groups, keys = k.shape[1], k.shape[2]
+    kept = None if weights is None else iter(weights)
     dqs, dk, dv = [], jnp.zeros_like(k), jnp.zeros_like(v)
     for first, last, low, high in _blocks(queries, keys, sees):
         shape = (batch, heads, last - first, width)
@@ -168,13 +184,16 @@ def _backward_unrolled(saved: BlockwiseResiduals, dout: Any, scale: float, cap: 
             dqs.append(jnp.zeros(shape, q.dtype))
             continue
         q_rows, do_rows = _rows(q[:, :, first:last], groups), _rows(dout[:, :, first:last], groups)
-        lse_rows = _rows(lse[:, :, first:last, None], groups)
-        s, t = _scores(q_rows, k[:, :, low:high], scale, cap)
-        mask = _visible(sees, jnp.arange(first, last), jnp.arange(low, high), heads // groups, full=False)
-        p = _weights_again(s, lse_rows, mask)
+        if kept is not None:  # a weight of 0 needs no mask: its score's cotangent is 0 times a finite number
+            p, t, mask = next(kept), None, None
+        else:
+            s, t = _scores(q_rows, k[:, :, low:high], scale, cap)
+            mask = _visible(sees, _positions(first, last), _positions(low, high), heads // groups, full=False)
+            p = _weights_again(s, _rows(lse[:, :, first:last, None], groups), mask)
+        wide = p.astype(statistics_dtype(q))
         dp, _ = _scores(do_rows, v[:, :, low:high], 1.0, None)
-        delta = jnp.sum(dp * p, axis=-1, keepdims=True)
-        ds = _dscores(p, dp, delta, t, scale, mask).astype(q.dtype)
+        delta = jnp.sum(dp * wide, axis=-1, keepdims=True)
+        ds = _dscores(wide, dp, delta, t, scale, mask).astype(q.dtype)
         dqs.append(jnp.reshape(_times(ds, k[:, :, low:high]), shape))
         dk = dk.at[:, :, low:high].add(_transposed_times(ds, q_rows))
         dv = dv.at[:, :, low:high].add(_transposed_times(p.astype(q.dtype), do_rows))
@@ -206,7 +225,7 @@ def _key_range(sees: Visibility, first: Any, queries: int, keys: int) -> tuple[A
 
 
 def _loop_mask(sees: Visibility, first: Any, start: Any, queries: int, keys: int, repeats: int) -> Any:
-    rows, columns = first + jnp.arange(LOOP_QUERIES), start + jnp.arange(LOOP_KEYS)
+    rows, columns = first + _positions(0, LOOP_QUERIES), start + _positions(0, LOOP_KEYS)
     inside = (rows < queries)[:, None] & (columns < keys)[None, :]
     mask = sees.mask(jnp.minimum(rows, queries - 1), jnp.minimum(columns, keys - 1))
     mask = inside[None] if mask is None else mask & inside[None]
@@ -249,13 +268,13 @@ def _forward_loop(q: Any, k: Any, v: Any, sees: Visibility, scale: float, cap: f
         shape = (batch, heads, LOOP_QUERIES)
         return jnp.reshape(acc / safe, (*shape, -1)).astype(q.dtype), jnp.reshape(lse, shape)
 
-    out, lse = lax.map(block, jnp.arange(q.shape[2] // LOOP_QUERIES))  # [N, B, H, t, ...]
+    out, lse = lax.map(block, _positions(0, q.shape[2] // LOOP_QUERIES))  # [N, B, H, t, ...]
     out, lse = (jnp.reshape(jnp.moveaxis(x, 0, 2), (batch, heads, -1, *x.shape[4:])) for x in (out, lse))
     return out[:, :, :queries], lse[:, :, :queries]
 
 
 def _backward_loop(saved: BlockwiseResiduals, dout: Any, scale: float, cap: float | None) -> tuple[Any, Any, Any]:
-    q, k, v, out, lse, sees = saved
+    q, k, v, out, lse, _, sees = saved
     batch, heads, queries, width = q.shape
     groups, keys, repeats = k.shape[1], k.shape[2], heads // k.shape[1]
     dtype = statistics_dtype(q)
@@ -286,7 +305,7 @@ def _backward_loop(saved: BlockwiseResiduals, dout: Any, scale: float, cap: floa
         return (dk, dv), jnp.reshape(dq, (batch, heads, LOOP_QUERIES, width)).astype(q.dtype)
 
     start = (jnp.zeros(k.shape, dtype), jnp.zeros(v.shape, dtype))
-    (dk, dv), dq = lax.scan(block, start, jnp.arange(q.shape[2] // LOOP_QUERIES))
+    (dk, dv), dq = lax.scan(block, start, _positions(0, q.shape[2] // LOOP_QUERIES))
     dq = jnp.reshape(jnp.moveaxis(dq, 0, 2), (batch, heads, -1, width))[:, :, :queries]
     return dq, dk[:, :, :keys].astype(k.dtype), dv[:, :, :keys].astype(v.dtype)
 

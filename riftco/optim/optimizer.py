@@ -12,9 +12,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from riftco import _compat
 from riftco.errors import DTypeError, ShapeError
 from riftco.optim.clipping import Clip, careful_clip, quick_clip, squares_are_safe, sum_of_squares
 from riftco.optim.options import Options, checked_options, decay_flags
+from riftco.optim.packing import Packing
 from riftco.optim.pages import from_pages, paged
 from riftco.optim.schedules import Schedule
 from riftco.optim.state import AdamState, AdamStats
@@ -102,6 +104,10 @@ def adam(
         gradients, first, second = (jax.tree.leaves(tree) for tree in (grads, state.m, state.v))
         decays = decay_flags(decay_mask, params, names) if weight_decay else [False] * len(leaves)
         rates = _rates(learning_rate, state.step, options)
+        packing = Packing(leaves, gradients, decays, page_size)
+        shapes = [leaf.shape for leaf in leaves]
+        gradients, first, second, leaves = (packing.pack(side) for side in (gradients, first, second, leaves))
+        decays = packing.first_of_each(decays)
 
         def careful() -> tuple[Clip, Array]:
             clip = careful_clip(gradients, limit)
@@ -123,21 +129,31 @@ def adam(
         clip, ok = jax.lax.cond(proof, lambda: (clip, proof), careful)
         ok = ok & (state.step < _LAST_STEP)
 
-        next_leaves, next_first, next_second = [], [], []
-        for g, m, v, theta, decay in zip(gradients, first, second, leaves, decays, strict=True):
+        def committed(i: int) -> tuple[Array, Array, Array]:
+            g, m, v, theta = gradients[i], first[i], second[i], leaves[i]
             new_m, new_v = _moments(paged(g, page_size), m, v, clip, options)
             # Committed moments, not candidates, enter the parameter: equal where ok, and already in memory.
             new_m, new_v = jnp.where(ok, new_m, m), jnp.where(ok, new_v, v)
             wide = paged(theta, page_size)
-            new_theta = jnp.where(ok, _parameter(new_m, new_v, wide, rates, options, decay), wide)
-            next_leaves.append(from_pages(new_theta, theta.shape))
-            next_first.append(new_m)
-            next_second.append(new_v)
+            new_theta = jnp.where(ok, _parameter(new_m, new_v, wide, rates, options, decays[i]), wide)
+            return from_pages(new_theta, theta.shape), new_m, new_v
+
+        def committed_together(i: int) -> tuple[Array, ...]:
+            # XLA would give each leaf cut from a packed vector its own program; it does not look into a conditional.
+            old = (leaves[i], first[i], second[i])
+            axes = frozenset().union(*map(_compat.varying_axes, (ok, gradients[i], *old, *clip, *rates)))
+            alike = lambda arrays: tuple(_compat.mark_varying(x, axes) for x in arrays)
+            return jax.lax.cond(ok, lambda: alike(committed(i)), lambda: alike(old))
+
+        updated = [committed_together(i) if packing.is_packed(i) else committed(i) for i in range(len(leaves))]
+        next_leaves, next_first, next_second = zip(*updated, strict=True) if updated else ((), (), ())
 
         step = state.step + ok.astype(jnp.int32)
-        moments = (jax.tree.unflatten(structure, side) for side in (next_first, next_second))
-        stats = AdamStats(step, clip.norm, clip.scale, ok)
-        return jax.tree.unflatten(structure, next_leaves), AdamState(step, *moments), stats
+        new_params, *moments = (
+            jax.tree.unflatten(structure, packing.unpack(side, shapes))
+            for side in (next_leaves, next_first, next_second)
+        )
+        return new_params, AdamState(step, *moments), AdamStats(step, clip.norm, clip.scale, ok)
 
     return init, update
 
@@ -175,10 +191,16 @@ def _surely_finite(
 ) -> Array:
     """Whether bounds alone prove every candidate finite; False may mean only that they do not."""
     gradient = clip.norm if limit is None else jnp.minimum(clip.norm, limit)
+    # One sum bounds all three at once: each of Σm², Σv and Σθ² is at most their total. v is never negative.
+    total = jnp.float32(0)
+    for m, v, theta in zip(first, second, leaves, strict=True):
+        wide = theta.astype(jnp.float32)
+        total = total + jnp.sum(m * m) + jnp.sum(v) + jnp.sum(wide * wide)
+    root = jnp.sqrt(total)
     # m and v are averages of what they were and of what comes in, so they are bounded by the larger of the two.
-    m_bound = jnp.maximum(jnp.sqrt(sum_of_squares(first)), gradient)
-    v_bound = jnp.maximum(sum((jnp.sum(v) for v in second), jnp.float32(0)), gradient * gradient)
-    theta_bound = jnp.sqrt(sum_of_squares(leaves)) * (1.0 + jnp.abs(rates.learning_rate) * options.weight_decay)
+    m_bound = jnp.maximum(root, gradient)
+    v_bound = jnp.maximum(total, gradient * gradient)
+    theta_bound = root * (1.0 + jnp.abs(rates.learning_rate) * options.weight_decay)
     theta_bound = theta_bound + jnp.abs(rates.step_size) * (m_bound / options.eps)
     # Parameters narrower than float32 in exponent (float16) leave theirs sooner. A NaN compares false.
     theta_limit = min([_SURELY_FINITE, *(0.5 * float(jnp.finfo(leaf.dtype).max) for leaf in leaves)])
