@@ -43,7 +43,7 @@ def _grouped(q: Any, groups: int) -> Any:
 
 def _mask(sees: Visibility, shape: Any) -> Any:
     """[B, G, R, T, S], or None."""
-    mask = sees.mask(jnp.arange(shape[3]), jnp.arange(shape[4]))
+    mask = sees.mask(jnp.arange(shape[3], dtype=jnp.int32), jnp.arange(shape[4], dtype=jnp.int32))
     return None if mask is None else jnp.broadcast_to(mask[:, None, None], shape)
 
 
@@ -74,7 +74,7 @@ def _silence(values: Any, sees: Visibility) -> Any:
     """Keys or values with the slots past each row's length zeroed: 0 times a stale NaN would be NaN."""
     if sees.kv_lengths is None:
         return values
-    valid = jnp.arange(values.shape[1])[None, :] < sees.kv_lengths[:, None]
+    valid = jnp.arange(values.shape[1], dtype=jnp.int32)[None, :] < sees.kv_lengths[:, None]
     return where(jnp.broadcast_to(valid[:, :, None, None], values.shape), values, 0.0)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from riftco.autodiff.box import unbox
 from riftco.autodiff.tape import Op
-from riftco.errors import DTypeError
+from riftco.errors import DomainError, DTypeError
 from riftco.ops import validate
 from riftco.types import Array
 
@@ -205,7 +205,7 @@ def div(x: Array, y: Array | float) -> Array:
     x, y = _pair("div", x, y)
     if validate.is_scalar(y):
         if y == 0:
-            raise DTypeError("div: the denominator must not be the Python number 0.")
+            raise DomainError("div: the denominator must not be 0; got the Python number 0.")
         return _div_scalar(x, c=y)
     validate.domain("div", y, lambda v: v == 0, "denominators must not be 0")
     return _scalar_div(y, c=x) if validate.is_scalar(x) else _div(x, y)
@@ -217,7 +217,7 @@ def neg(x: Array) -> Array:
 
 
 def exp(x: Array) -> Array:
-    """`e**x` of a floating array. Gradient: ct * exp(x); saves the output; any order."""
+    """The exponential of a floating array. Gradient: ct times the output; saves the output; any order."""
     return _exp(validate.floating("exp", "x", x))
 
 
@@ -264,7 +264,7 @@ def rsqrt(x: Array) -> Array:
 
 
 def tanh(x: Array) -> Array:
-    """The hyperbolic tangent. Gradient: ct * (1 - tanh(x)²); saves the output; any order."""
+    """The hyperbolic tangent. Gradient: ct * (1 - y²) with y the output; saves the output; any order."""
     return _tanh(validate.floating("tanh", "x", x))
 
 

@@ -88,14 +88,14 @@ def _parse(spec: str, operands: tuple[Any, ...]) -> tuple[list[str], str]:
     sizes: dict[str, int] = {}
     ok = arrow == "->" and len(terms) == len(operands) and len(set(output)) == len(output)
     for term, operand in zip(terms, operands, strict=False):
-        ok = ok and len(term) == operand.ndim and len(set(term)) == len(term) and term.isalpha()
+        ok = ok and len(term) == operand.ndim and len(set(term)) == len(term) and (not term or term.isalpha())
         for letter, size in zip(term, operand.shape, strict=False):
             ok = ok and sizes.setdefault(letter, size) == size
     ok = ok and all(letter in sizes for letter in output)
     if not ok:
         raise ShapeError(
-            f"einsum: the spec must name each axis of each operand once, with '->' and one size a letter; got {spec!r} for "
-            f"{', '.join(str(list(o.shape)) for o in operands)}."
+            f"einsum: the spec must name each axis of each operand once, with '->' and one size a letter; got {spec!r} "
+            f"for {', '.join(str(list(o.shape)) for o in operands)}."
         )
     return terms, output
 

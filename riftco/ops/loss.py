@@ -26,6 +26,12 @@ def _one_hot(targets: Any, size: int) -> Any:
     return targets[:, None] == jnp.arange(size, dtype=targets.dtype)[None, :]
 
 
+def _poisoned(weights: Any, targets: Any, size: int) -> Any:
+    """The weights, NaN where a counted target is outside the vocabulary: the gradient must not look sound."""
+    wrong = ((targets < 0) | (targets >= size)) & (weights != 0)
+    return jnp.where(wrong, jnp.full((), jnp.nan, weights.dtype), weights)
+
+
 def _rows(logits: Any, targets: Any, weights: Any, smoothing: float, z_loss: float) -> tuple[Any, Any]:
     """The weighted sum of the losses of all rows [N, V], and each row's logsumexp [N]."""
     wide = astype(logits, statistics_dtype(logits))
@@ -62,7 +68,7 @@ def _cross_entropy_fwd(logits: Any, targets: Any, weights: Any, smoothing: float
 
 def _cross_entropy_bwd(saved: Any, ct: Any, smoothing: float, z_loss: float) -> Any:
     logits, lse, targets, weights = saved
-    scale = astype(weights, lse.dtype) * broadcast_to(ct, weights.shape)
+    scale = astype(_poisoned(weights, targets, logits.shape[1]), lse.dtype) * broadcast_to(ct, weights.shape)
     return _dlogits(logits, lse, targets, scale, smoothing, z_loss), None, None
 
 
@@ -187,7 +193,7 @@ def _chunked_fwd(xs: Any, targets: Any, ws: Any, weight: Any, bias: Any, smoothi
         x, t, w = chunk
         logits = _logits(x, weight, bias)
         value, lse = _rows(logits, t, w, smoothing, z_loss)
-        d = _dlogits(logits, lse, t, astype(w, dtype), smoothing, z_loss)
+        d = _dlogits(logits, lse, t, astype(_poisoned(w, t, weight.shape[0]), dtype), smoothing, z_loss)
         dbias = None if dbias is None else dbias + astype(sum(d, 0), dtype)
         dweight = dweight + astype(dot(d, x, contract=(0, 0)), dtype)
         return (total + value, dweight, dbias), dot(d, weight, contract=(1, 0))
@@ -231,7 +237,12 @@ def linear_cross_entropy(
         weight: the head [V, D], of x's dtype.
         targets: integer array [...].
         bias: [V], or None.
-        weights, ignore_index, label_smoothing, z_loss, time_range, reduction: as `cross_entropy`.
+        weights: as `cross_entropy`.
+        ignore_index: as `cross_entropy`.
+        label_smoothing: as `cross_entropy`.
+        z_loss: as `cross_entropy`.
+        time_range: as `cross_entropy`.
+        reduction: as `cross_entropy`.
         chunk_size: how many positions' logits exist at a time.
 
     Returns:
@@ -256,10 +267,12 @@ def linear_cross_entropy(
         f"{list(x.shape)}, {list(weight.shape)} and {list(targets.shape)}",
     )
     _check_options(who, label_smoothing, z_loss, reduction)
+    if chunk_size < 1:
+        raise ConfigError(f"{who}: chunk_size must be at least 1; got {chunk_size}.")
     w = _counted(who, targets, weight.shape[0], weights, ignore_index, time_range)
     flat, t, flat_w = reshape(x, (-1, x.shape[-1])), jnp.reshape(targets, -1), jnp.reshape(w, -1)
     n = flat.shape[0]
-    chunks = -(-n // chunk_size)
+    chunks = max(1, -(-n // chunk_size))
     size = -(-n // chunks)
     missing = chunks * size - n  # rows of weight 0 fill the last chunk
     if missing:

@@ -68,7 +68,7 @@ class Visibility:
         out = None
         for part in parts:
             out = part if out is None else out & part
-        return out
+        return None if out is None else jnp.broadcast_to(out, (out.shape[0], rows.shape[0], columns.shape[0]))
 
 
 def visibility(
@@ -94,7 +94,7 @@ def visibility(
         "q_segment_ids": (q_segment_ids, (batch, queries)),
         "kv_segment_ids": (kv_segment_ids, (batch, keys)),
         "kv_lengths": (kv_lengths, (batch,)),
-        "q_offset": (None if isinstance(q_offset, int) else q_offset, None),
+        "q_offset": (None if isinstance(q_offset, int) else q_offset, (batch,)),
     }
     for name, (value, shape) in wanted.items():
         if value is None:
@@ -103,9 +103,8 @@ def visibility(
         value = validate.integer(who, name, unbox(value))
         if name == "q_offset" and value.ndim == 0:
             value = jnp.broadcast_to(value, (batch,))
-        shape = (batch,) if shape is None else shape
         validate.require(who, tuple(value.shape) == shape, f"{name} must be {list(shape)}", list(value.shape))
-        arrays[name] = value
+        arrays[name] = value.astype(jnp.int32) if name in ("q_offset", "kv_lengths") else value
     return Visibility(
         arrays["q_segment_ids"],
         arrays["kv_segment_ids"],

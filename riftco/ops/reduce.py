@@ -79,7 +79,7 @@ def _max_fwd(x: Any, axes: Axes, keepdims: bool) -> Any:
 
 def _max_bwd(saved: Any, ct: Any, axes: Axes, keepdims: bool) -> Any:
     winners, count = saved
-    share = broadcast_to((1.0 / count).astype(ct.dtype), winners.shape)
+    share = jnp.broadcast_to(1.0 / count.astype(ct.dtype), winners.shape)
     return (where(winners, mul(expand(ct, axes, winners.shape), share), 0.0),)
 
 
@@ -110,6 +110,7 @@ def _check_softmax(who: str, x: Any, axis: int) -> None:
 
 def _logsumexp_impl(x: Any, axis: int) -> Any:
     top = jax.lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True))
+    top = jnp.where(jnp.isfinite(top), top, jnp.zeros((), x.dtype))  # inf - inf would hide the plain answer
     return jnp.squeeze(top + jnp.log(jnp.sum(jnp.exp(x - top), axis=axis, keepdims=True)), axis)
 
 
@@ -137,7 +138,8 @@ def logsumexp(x: Array, axis: int = -1, keepdims: bool = False) -> Array:
         keepdims: keep it with size 1.
 
     Raises:
-        DomainError: if concrete entries are NaN or +inf, or a slice is all -inf; under jit the result is NaN.
+        DomainError: if concrete entries are NaN or +inf, or a slice is all -inf; under jit they flow on (a
+        slice that is all -inf gives -inf, and a gradient of NaN).
 
     Gradient:
         ct * softmax(x). Saves x and the output. Any order.
@@ -170,7 +172,7 @@ _softmax = Op("softmax", impl=_softmax_impl, fwd=_softmax_fwd, bwd=_softmax_bwd)
 def softmax(x: Array, axis: int = -1) -> Array:
     """`exp(x) / sum(exp(x))` over one axis; the largest entry is subtracted first.
 
-    Args and errors as `logsumexp`; an entry of -inf gives exactly 0.
+    Args and errors as `logsumexp`; an entry of -inf gives exactly 0, a slice that is all -inf gives NaN under jit.
 
     Gradient:
         p * (ct - sum(ct * p)). Saves p. Any order.

@@ -4,9 +4,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from riftco.autodiff.box import unbox
 from riftco.autodiff.tape import Op
 from riftco.ops import validate
+from riftco.ops.reduce import sum
+from riftco.ops.shape import split
 from riftco.types import Array
 
 
@@ -17,13 +18,24 @@ def _rotate(x: Any, cos: Any, sin: Any, sign: float) -> Any:
     return jnp.concatenate([first * cos - sign * (second * sin), second * cos + sign * (first * sin)], axis=-1)
 
 
-_rope = Op(
-    "rope",
-    impl=lambda x, cos, sin, sign: _rotate(x, cos, sin, sign),
-    fwd=lambda x, cos, sin, sign: (_rope(x, cos, sin, sign=sign), (cos, sin)),
-    # The transpose of a rotation turns the other way.
-    bwd=lambda saved, ct, sign: (_rope(ct, *saved, sign=-sign), None, None),
-)
+def _rope_fwd(x: Any, cos: Any, sin: Any, sign: float, needs: tuple[bool, bool, bool]) -> Any:
+    return _rope(x, cos, sin, sign=sign), (x if needs[1] or needs[2] else None, cos, sin)
+
+
+def _rope_bwd(saved: Any, ct: Any, sign: float) -> Any:
+    x, cos, sin = saved
+    dx = _rope(ct, cos, sin, sign=-sign)  # the transpose of a rotation turns the other way
+    if x is None:
+        return dx, None, None
+    first, second = split(x, 2)
+    dfirst, dsecond = split(ct, 2)
+    heads = (0, 2) if cos.ndim == 2 else 2
+    dcos = sum(dfirst * first + dsecond * second, heads)
+    dsin = sign * sum(dsecond * first - dfirst * second, heads)
+    return dx, dcos, dsin
+
+
+_rope = Op("rope", impl=lambda *args, sign: _rotate(*args, sign), fwd=_rope_fwd, bwd=_rope_bwd, takes_needs=True)
 
 
 def rope(x: Array, cos: Array, sin: Array) -> Array:
@@ -41,13 +53,14 @@ def rope(x: Array, cos: Array, sin: Array) -> Array:
         ShapeError: if K is odd or the tables do not fit. DTypeError: if dtypes differ.
 
     Gradient:
-        dx = ct rotated back; the tables are constants. Saves the tables. Any order.
+        dx = ct rotated back; dcos and dsin are summed over the heads (and rows). Saves the tables, and x only if the
+        tables are differentiated. Any order.
 
     Source:
         Su et al. 2021, arXiv:2104.09864, eq. 34, in the split-half pairing of the Llama checkpoints.
     """
     x = validate.floating("rope", "x", x)
-    cos, sin = validate.floating("rope", "cos", unbox(cos)), validate.floating("rope", "sin", unbox(sin))
+    cos, sin = validate.floating("rope", "cos", cos), validate.floating("rope", "sin", sin)
     validate.same_dtype("rope", x, cos, sin)
     validate.require("rope", x.ndim == 4 and x.shape[-1] % 2 == 0, "x must be [B, T, H, K] with K even", list(x.shape))
     batch, time, _, width = x.shape

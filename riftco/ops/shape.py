@@ -100,22 +100,52 @@ _place = Op(
     ),
 )
 
+
+def _inside(starts: Sequence[Any], sizes: Shape, shape: Shape) -> Any:
+    """Whether the box lies inside; XLA would move one that does not."""
+    ok = jnp.asarray(True)
+    for start, size, total in zip(starts, sizes, shape, strict=True):
+        ok = ok & (start >= 0) & (start <= total - size)
+    return ok
+
+
+def _update_impl(x: Any, update: Any, starts: Any, poison: bool) -> Any:
+    # Only the box is touched, so that a large buffer is still updated in place.
+    if poison:
+        ok = _inside(starts, update.shape, x.shape)
+        update = jnp.where(jnp.broadcast_to(ok, update.shape), update, jnp.full((), jnp.nan, x.dtype))
+    return lax.dynamic_update_slice(x, update, _from_zero(starts))
+
+
+def _from_zero(starts: Sequence[Any]) -> list[Any]:
+    return [jnp.maximum(start, 0) for start in starts]  # jax would count a negative start from the end
+
+
+def _dynamic_slice_impl(x: Any, starts: Any, sizes: Shape) -> Any:
+    """The box, or zeros where it does not lie inside x: nothing of it went into the result."""
+    box = lax.dynamic_slice(x, _from_zero(starts), sizes)
+    return jnp.where(jnp.broadcast_to(_inside(starts, sizes, x.shape), sizes), box, jnp.zeros((), x.dtype))
+
+
 _update = Op(
     "dynamic_update_slice",
-    impl=lambda x, update, starts: lax.dynamic_update_slice(x, update, starts),
-    fwd=lambda x, update, starts: (_update(x, update, starts), (starts, Static(tuple(update.shape)))),
-    bwd=lambda saved, ct: (
-        _update(ct, jnp.zeros(saved[1].value, ct.dtype), saved[0]),
+    impl=_update_impl,
+    fwd=lambda x, update, starts, poison: (
+        _update(x, update, starts, poison=poison),
+        (starts, Static(tuple(update.shape))),
+    ),
+    bwd=lambda saved, ct, poison: (
+        _update(ct, jnp.zeros(saved[1].value, ct.dtype), saved[0], poison=False),
         _dynamic_slice(ct, saved[0], sizes=saved[1].value),
         [None for _ in saved[0]],
     ),
 )
 _dynamic_slice = Op(
     "dynamic_slice",
-    impl=lambda x, starts, sizes: lax.dynamic_slice(x, starts, sizes),
+    impl=_dynamic_slice_impl,
     fwd=lambda x, starts, sizes: (_dynamic_slice(x, starts, sizes=sizes), (starts, Static(tuple(x.shape)))),
     bwd=lambda saved, ct, sizes: (
-        _update(jnp.zeros(saved[1].value, ct.dtype), ct, saved[0]),
+        _update(jnp.zeros(saved[1].value, ct.dtype), ct, saved[0], poison=False),
         [None for _ in saved[0]],
     ),
 )
@@ -284,7 +314,8 @@ def dynamic_update_slice(x: Array, update: Array, starts: Sequence[Any]) -> Arra
         starts: one integer or int32 scalar for each axis, possibly traced.
 
     Raises:
-        ShapeError: if the box does not fit. IndexRangeError: if a concrete start lets it reach outside x.
+        ShapeError: if the box is larger than x. IndexRangeError: if a concrete start lets it reach outside x; under
+        jit the nearest box inside x is filled with NaN, and the update gets no gradient.
 
     Gradient:
         dx = ct with the box zeroed, dupdate = the box of ct. Saves the starts. Any order.
@@ -295,5 +326,7 @@ def dynamic_update_slice(x: Array, update: Array, starts: Sequence[Any]) -> Arra
     fits = x.ndim == update.ndim == len(starts) and all(u <= n for u, n in zip(update.shape, x.shape, strict=True))
     validate.require(who, fits, f"update must fit inside {list(x.shape)}, with one start an axis", list(update.shape))
     for axis, (start, size, total) in enumerate(zip(starts, update.shape, x.shape, strict=True)):
-        validate.in_range(who, f"the start on axis {axis}", jnp.asarray(start), total - size + 1)
-    return _update(x, update, [jnp.asarray(s, jnp.int32) for s in starts])
+        validate.in_range(who, f"the start on axis {axis}", start, total - size + 1)
+    # Starts that could be looked at have been; the others are watched where they are used.
+    poison = any(validate.concrete(s) is None for s in starts)
+    return _update(x, update, [jnp.asarray(s, jnp.int32) for s in starts], poison=poison)

@@ -30,6 +30,8 @@ from riftco.oracle.elementwise import (
     add,
     add_vjp,
     as_float64,
+    astype,
+    astype_vjp,
     div,
     div_vjp,
     erf,

@@ -255,3 +255,14 @@ def erf(x):
 def erf_vjp(x, dy):
     """Cotangent dy · 2/√π · e^(-x²)."""
     return (as_float64(dy) * 2.0 / math.sqrt(math.pi) * np.exp(-(as_float64(x) ** 2)),)
+
+
+def astype(x, dtype):
+    """Each element rounded to the nearest number of another floating dtype."""
+    with np.errstate(over="ignore"):
+        return as_float64(np.asarray(x).astype(dtype))
+
+
+def astype_vjp(x, dy, dtype):
+    """Cotangent dy: rounding counts as the identity."""
+    return (as_float64(dy),)

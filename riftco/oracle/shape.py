@@ -131,11 +131,11 @@ def dynamic_update_slice(x, update, starts):
     Args:
         x: the array.
         update: the block, of x's rank.
-        starts: one integer per axis. A block that does not lie inside x makes the whole result NaN.
+        starts: one integer per axis. For a block that does not lie inside x, NaN is written over the nearest that does.
     """
     x, update = as_float64(x), as_float64(update)
     if not _fits(x, update, starts):
-        return np.full(x.shape, np.nan)
+        starts, update = _nearest(x, update, starts), np.full(update.shape, np.nan)
     result = x.copy()
     for offset in np.ndindex(update.shape):
         result[_shifted(offset, starts)] = update[offset]
@@ -143,14 +143,23 @@ def dynamic_update_slice(x, update, starts):
 
 
 def dynamic_update_slice_vjp(x, update, starts, dy):
-    """Cotangents (dy with the block cleared, the block of dy, None); zeros when the block does not fit."""
+    """Cotangents (dy with the written block cleared, the block of dy or zeros when it does not fit, None)."""
     dx, dupdate = as_float64(dy).copy(), np.zeros(np.shape(update))
-    if not _fits(dx, dupdate, starts):
-        return np.zeros_like(dx), dupdate, None
+    fits = _fits(dx, dupdate, starts)
+    starts = _nearest(dx, dupdate, starts)
     for offset in np.ndindex(dupdate.shape):
-        dupdate[offset] = dx[_shifted(offset, starts)]
+        if fits:
+            dupdate[offset] = dx[_shifted(offset, starts)]
         dx[_shifted(offset, starts)] = 0.0
     return dx, dupdate, None
+
+
+def _nearest(x: np.ndarray, update: np.ndarray, starts) -> list[int]:
+    """The starts, moved as little as brings the block inside x."""
+    return [
+        min(max(int(start), 0), large - small)
+        for start, small, large in zip(starts, update.shape, x.shape, strict=True)
+    ]
 
 
 def _shifted(offset: tuple[int, ...], starts) -> tuple[int, ...]:

@@ -1,0 +1,120 @@
+"""Attention, by each rule that runs without a kernel."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from riftco import ops, oracle
+from riftco.errors import ConfigError, DTypeError, ShapeError
+from riftco.ops.spec.kinds import BadInput, Call, Draw, OpSpec, Sample, call
+
+
+# One shape for nearly every case: eager calls then share what they compile.
+def _qkv(draw: Draw, *, time: int = 3, keys: int = 3, heads: int = 4, groups: int = 2, **options: Any) -> Call:
+    batch, width = (2, 4) if time < 32 else (1, 2)
+    q = draw.normal(batch, time, heads, width)
+    k, v = (draw.normal(batch, keys, groups, width) for _ in range(2))
+    return call(q, k, v, **options)
+
+
+def _without_implementation(options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "implementation"}
+
+
+_PACKED = np.array([[1, 1, 2], [3, 4, 4]], np.int32)
+_UNSEEN = np.array([[1, 1, 2], [9, 9, 9]], np.int32)
+
+# What is worth trying, whichever rule runs: (name, shapes and options).
+_CASES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("causal, grouped heads", {}),
+    ("one shared head, everything seen", {"heads": 3, "groups": 1, "causal": False, "keys": 5}),
+    ("window", {"window": 2}),
+    ("window on both sides", {"window": 2, "causal": False}),
+    ("segments", {"q_segment_ids": _PACKED, "kv_segment_ids": _PACKED}),
+    ("rows that see nothing", {"q_segment_ids": _UNSEEN, "kv_segment_ids": _PACKED}),
+    ("offset", {"keys": 5, "q_offset": 2}),
+    (
+        "an offset and a length a row",
+        {"keys": 5, "q_offset": np.array([0, 2], np.int32), "kv_lengths": np.array([2, 5], np.int32)},
+    ),
+    ("a row of length 0", {"kv_lengths": np.array([0, 2], np.int32), "causal": False}),
+    ("soft cap and scale", {"logits_soft_cap": 2.0, "scale": 0.7}),
+    ("everything before the keys", {"q_offset": -2}),
+)
+
+
+def _samples(implementation: str) -> tuple[Sample, ...]:
+    def sample(name: str, options: dict[str, Any]) -> Sample:
+        return Sample(
+            f"{implementation}: {name}",
+            lambda draw: _qkv(draw, implementation=implementation, **options),
+            narrow=implementation == "blockwise" and name.startswith(("causal", "soft cap")),
+        )
+
+    return tuple(sample(name, options) for name, options in _CASES)
+
+
+_Q = jnp.ones((2, 3, 2, 4))
+
+
+def _bad(function: Any, arrays: int) -> tuple[BadInput, ...]:
+    def run(q: Any = _Q, k: Any = _Q, v: Any = _Q, **options: Any) -> Any:
+        return function(*(q, k, v)[:arrays], **options)
+
+    wrong_heads = jnp.ones((2, 3, 3, 4))
+    ids = jnp.zeros((2, 3), jnp.int32)
+    return (
+        BadInput("heads", lambda: run(k=wrong_heads, v=wrong_heads), ShapeError, "G dividing H"),
+        BadInput("rank", lambda: run(q=_Q[0]), ShapeError, "q must be [B, T, H, K]"),
+        BadInput("two dtypes", lambda: run(k=_Q.astype(jnp.bfloat16)), DTypeError, "one dtype"),
+        BadInput("window 0", lambda: run(window=0), ConfigError, "window must be a positive integer"),
+        BadInput("one kind of segments", lambda: run(q_segment_ids=ids), ConfigError, "given together"),
+        BadInput(
+            "segments' shape",
+            lambda: run(q_segment_ids=ids[:, :2], kv_segment_ids=ids),
+            ShapeError,
+            "q_segment_ids must be [2, 3]",
+        ),
+        BadInput("lengths", lambda: run(kv_lengths=jnp.zeros(3, jnp.int32)), ShapeError, "kv_lengths must be [2]"),
+        BadInput("soft cap", lambda: run(logits_soft_cap=0.0), ConfigError, "logits_soft_cap must be positive"),
+    )
+
+
+_ATTENTION = OpSpec(
+    "attention",
+    "attention",
+    (
+        *_samples("plain"),
+        *_samples("blockwise"),
+        Sample(
+            "blockwise: two blocks",
+            lambda draw: _qkv(draw, time=70, keys=70, heads=1, groups=1, window=9, implementation="blockwise"),
+            differences=1,
+        ),
+    ),
+    (
+        *_bad(ops.attention, 3),
+        BadInput("no such rule", lambda: ops.attention(_Q, _Q, _Q, implementation="fast"), ConfigError, "one of plain"),
+    ),
+    forward=lambda q, k, v, **options: oracle.attention(q, k, v, **_without_implementation(options)),
+    backward=lambda args, dy, options: oracle.attention_vjp(*args, dy, **_without_implementation(options)),
+)
+
+
+def _without_values(made: Call) -> Call:
+    return Call(made.args[:2], made.kwargs)
+
+
+def _weights_sample(name: str, options: dict[str, Any]) -> Sample:
+    return Sample(name, lambda draw: _without_values(_qkv(draw, **options)))
+
+
+_WEIGHTS = OpSpec(
+    "attention_weights",
+    "attention",
+    tuple(_weights_sample(name, options) for name, options in _CASES),
+    _bad(ops.attention_weights, 2),
+)
+
+SPECS = (_ATTENTION, _WEIGHTS)
