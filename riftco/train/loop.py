@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from riftco.data import Batch, EvaluationWindows, Source, token_byte_lengths
-from riftco.errors import ConfigError, TrainingError
+from riftco.errors import CheckpointError, ConfigError, TrainingError
 from riftco.models import DecoderConfig, parameter_count
 from riftco.train import events
 from riftco.train.config import TrainConfig
@@ -114,13 +114,20 @@ def train(
     loop = _Loop(config, train_config, source, validation, tokenizer, on_event)
     try:
         return loop.run(params)
-    except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1:
+    except (jax.errors.JaxRuntimeError, CheckpointError) as error:
+        if jax.process_count() == 1 or not _is_from_jax(error):
             raise
         raise TrainingError(
             f"training: every process must keep running; one of {jax.process_count()} was lost after step "
             f"{loop.position.step} ({str(error).splitlines()[0][:200]}); start them all again with --resume auto"
         ) from error
+
+
+def _is_from_jax(error: BaseException | None) -> bool:
+    """Whether a collective operation failed somewhere below, a checkpoint's barrier included."""
+    while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 class _Pending(NamedTuple):

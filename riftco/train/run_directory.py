@@ -123,7 +123,7 @@ class RunDirectory:
 
     def _identity(self) -> dict[str, Any]:
         """What a checkpoint must agree with: everything that decides the numbers."""
-        tokenizer = None if self._tokenizer is None else self._tokenizer.fingerprint
+        tokenizer = None if self._tokenizer is None else self._tokenizer.fingerprint()
         train = dict(deciding(self._train_config))
         return {"model": self._config.to_dict(), "train": train, "tokenizer": tokenizer}
 
