@@ -186,6 +186,7 @@ def test_training_flags_are_the_trainers_fields_with_its_defaults() -> None:
     import dataclasses
 
     from riftco.cli.pretrain import PretrainOptions
+    from riftco.ops.attend import IMPLEMENTATIONS
     from riftco.train import TrainConfig
 
     ours = {field.name: field.default for field in dataclasses.fields(PretrainOptions)}
@@ -194,6 +195,7 @@ def test_training_flags_are_the_trainers_fields_with_its_defaults() -> None:
     assert {name: ours[name] for name in theirs if name not in given_otherwise} == {
         name: default for name, default in theirs.items() if name not in given_otherwise
     }
+    assert kinds(PretrainOptions)["attention"].choices == IMPLEMENTATIONS
     assert set(kinds(PretrainOptions)) >= set(theirs) - {"checkpoint_dir"}
 
 
@@ -462,9 +464,17 @@ def test_resume(place: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.Capt
     assert summary(capsys, *words, "--max-steps", 3, "--resume", "2")["steps"] == 3
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
-def test_a_full_disk(place: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refused(capsys, 1, "report", place / "run", "--output", "/dev/full/page.html", says=("/dev/full",))
+@pytest.mark.skipif(sys.platform == "win32", reason="needs setrlimit")
+def test_a_disk_that_takes_no_more(place: pathlib.Path, tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
+    limit = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000)); from riftco.cli import main; sys.exit(main())"
+    words = _pretrain(place / "text.txt", tmp_path / "out")
+    environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    done = subprocess.run(
+        [sys.executable, "-c", limit, *map(str, words)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("riftco: ") and "out" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")

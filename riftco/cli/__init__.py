@@ -7,6 +7,7 @@ without jax.
 
 import contextlib
 import difflib
+import logging
 import os
 import signal
 import sys
@@ -32,34 +33,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    words = [str(word) for word in (sys.argv[1:] if argv is None else argv)]
+    with _quiet_libraries():
+        return _run([str(word) for word in (sys.argv[1:] if argv is None else argv)], owns_process=argv is None)
+
+
+def _run(words: list[str], *, owns_process: bool) -> int:
     try:
         with _sigterm():
             return _dispatch(words)
-    except RiftcoError as error:
-        return _failed(
-            words, error, str(error), getattr(error, "exit_code", 2 if isinstance(error, ConfigError) else 1)
-        )
-    except KeyboardInterrupt as error:
-        return _failed(words, error, "interrupted", 130)
-    except Terminated as error:
-        return _failed(words, error, "terminated", 143)
     except BrokenPipeError:
         # The reader has gone; without this the interpreter complains once more while it shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return _failed(words, error, f"{where}{error.strerror or error}", 1)
-    except MemoryError as error:
-        return _failed(words, error, "out of memory; use a smaller --batch-size or a smaller model", 1)
-    except ImportError as error:
-        return _failed(words, error, f"{error}; `riftco doctor` lists what each extra installs", 1)
-    except Exception as error:
-        if "RESOURCE_EXHAUSTED" in str(error):
-            return _failed(words, error, "the device ran out of memory; use a smaller --batch-size or model", 1)
-        text = f"unexpected {type(error).__name__}: {error}"
-        return _failed(words, error, f"{text}; RIFTCO_TRACEBACK=1 shows where; please report it", 1)
+    except (Exception, KeyboardInterrupt, Terminated) as error:
+        status = _failed(words, error, *_sentence(error))
+        if owns_process and not _wants_traceback():
+            # Threads of the checkpoint writer may still print what they met; the sentence is the last word.
+            sys.stderr.flush()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        return status
+
+
+def _sentence(error: BaseException) -> tuple[str, int]:
+    """What to say about a failure, and the exit status."""
+    match error:
+        case RiftcoError():
+            return str(error), getattr(error, "exit_code", 2 if isinstance(error, ConfigError) else 1)
+        case KeyboardInterrupt():
+            return "interrupted", 130
+        case Terminated():
+            return "terminated", 143
+        case OSError():
+            where = f"{error.filename}: " if error.filename else ""
+            return f"{where}{error.strerror or error}", 1
+        case MemoryError():
+            return "out of memory; use a smaller --batch-size or a smaller model", 1
+        case ImportError():
+            return f"{error}; `riftco doctor` lists what each extra installs", 1
+    if "RESOURCE_EXHAUSTED" in str(error):
+        return "the device ran out of memory; use a smaller --batch-size or a smaller model", 1
+    text = f"unexpected {type(error).__name__}: {error}"
+    return f"{text}; RIFTCO_TRACEBACK=1 shows where; please report it", 1
 
 
 def _dispatch(words: list[str]) -> int:
@@ -119,7 +133,7 @@ def _refuse_verb(name: str, known: tuple[str, ...], later: tuple[str, ...], grou
 
 
 def _failed(words: list[str], error: BaseException, message: str, status: int) -> int:
-    if os.environ.get("RIFTCO_TRACEBACK", "0") not in ("", "0"):
+    if _wants_traceback():
         import traceback
 
         traceback.print_exception(error)
@@ -130,6 +144,27 @@ def _failed(words: list[str], error: BaseException, message: str, status: int) -
         print(json.dumps({"verb": words[0], "error": message, "exit_status": status}, ensure_ascii=False), flush=True)
     print(f"riftco: {message}", file=sys.stderr, flush=True)
     return status
+
+
+def _wants_traceback() -> bool:
+    return os.environ.get("RIFTCO_TRACEBACK", "0") not in ("", "0")
+
+
+@contextlib.contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Mute what prints the traceback of an error that is also raised: Orbax's log, and callbacks of its event loop."""
+    loggers = {logger: logger.level for logger in map(logging.getLogger, ("absl", "asyncio"))}
+    hook = sys.unraisablehook
+    if not _wants_traceback():
+        sys.unraisablehook = lambda _: None
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+        for logger, level in loggers.items():
+            logger.setLevel(level)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,9 @@ class EvalOptions(DeviceOptions):
     max_seq_length: int | None = flag(None, "tokens in a window", shown="the model's context")
     batch_size: int = flag(16, "rows at once; changes no figure")
     dtype: Literal["float32", "bfloat16", "float16"] | None = flag(None, "of activations", shown="the weights' own")
-    attention: str | None = flag(None, "plain, blockwise, …", metavar="NAME", shown="the fastest here")
+    attention: Literal["plain", "blockwise", "pallas_tpu", "pallas_triton", "pallas_mosaic_gpu", "cudnn"] | None = flag(
+        None, "how attention is computed", shown="the fastest here"
+    )
 
 
 def run(options: EvalOptions, console: Console) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
+from riftco import backend
 from riftco.cli import corpus, run_output
 from riftco.cli.console import Console
 from riftco.cli.model_options import DeviceOptions, ModelOptions, decoder_config
@@ -39,8 +40,8 @@ class TrainingOptions(DeviceOptions):
     dtype: Literal["float32", "bfloat16", "float16"] = flag(
         "float32", "of activations and products; weights and moments stay float32", group=_TRAINING
     )
-    attention: str | None = flag(
-        None, "plain, blockwise, … (riftco.ops.attention)", group=_TRAINING, metavar="NAME", shown="the fastest here"
+    attention: Literal["plain", "blockwise", "pallas_tpu", "pallas_triton", "pallas_mosaic_gpu", "cudnn"] | None = flag(
+        None, "how attention is computed", group=_TRAINING, shown="the fastest here"
     )
     grad_checkpoint: Literal["none", "block"] = flag(
         "none", "block keeps each block's input and runs the block again backwards", group=_TRAINING
@@ -101,6 +102,7 @@ class PretrainOptions(TrainingOptions, CorpusOptions):
 def run(options: PretrainOptions, console: Console) -> dict[str, Any]:
     """Data, tokenizer, model, training, bundle, samples, report."""
     refuse_a_run(options)
+    backend.choose(options.device)
     text = corpus.load(
         options.data,
         tokenizer=options.tokenizer,
@@ -126,7 +128,7 @@ def fit(options: Any, config: Any, text: corpus.Corpus, console: Console) -> Any
         text: the corpus.
         console: where progress goes.
     """
-    from riftco import backend, data, train
+    from riftco import data, train
 
     settings = {
         field.name: getattr(options, field.name)

@@ -45,6 +45,8 @@ def run(options: QuickstartOptions, console: Console) -> dict[str, Any]:
 
     # A smoke run of a few steps has no room for the usual warm-up.
     options = dataclasses.replace(options, warmup_steps=min(options.warmup_steps, options.max_steps // 10))
+    if options.force:
+        options = dataclasses.replace(options, resume="never")
     _refuse_another(options)
     console.note(f"making up {options.corpus_bytes:,} bytes of little stories")
     training, held_out = stories(options.corpus_bytes, options.seed)
