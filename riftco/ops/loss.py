@@ -28,8 +28,8 @@ def _one_hot(targets: Any, size: int) -> Any:
 
 def _poisoned(weights: Any, targets: Any, size: int) -> Any:
     """The weights, NaN where a counted target is outside the vocabulary: the gradient must not look sound."""
-    wrong = ((targets < 0) | (targets >= size)) & (weights != 0)
-    return jnp.where(wrong, jnp.full((), jnp.nan, weights.dtype), weights)
+    wrong = ((targets < 0) | (targets >= size)) & (unbox(weights) != 0)
+    return where(wrong, jnp.nan, weights)
 
 
 def _rows(logits: Any, targets: Any, weights: Any, smoothing: float, z_loss: float) -> tuple[Any, Any]:
@@ -45,7 +45,7 @@ def _rows(logits: Any, targets: Any, weights: Any, smoothing: float, z_loss: flo
     # A target outside the vocabulary poisons the result; a row that is not counted contributes exactly 0.
     valid = (targets >= 0) & (targets < wide.shape[1])
     loss = where(valid, loss, jnp.nan) * astype(weights, wide.dtype)
-    return sum(where(weights == 0, 0.0, loss)), lse
+    return sum(where(unbox(weights) == 0, 0.0, loss)), lse
 
 
 def _dlogits(logits: Any, lse: Any, targets: Any, scale: Any, smoothing: float, z_loss: float) -> Any:

@@ -41,3 +41,6 @@ TOLERANCES: dict[tuple[str, str], float] = {
 
 DIFFERENCES: dict[int, float] = {1: 1e-6, 2: 1e-6}
 """Centred differences in float64 along random directions: of the value, and of the cotangents."""
+
+MODULES: dict[str, float] = {"float64": 1e-12, "bfloat16": 6e-2}
+"""Whole modules: the value against the twin, and the gradient in bfloat16 against the one in float64."""
