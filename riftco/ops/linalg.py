@@ -8,7 +8,6 @@ from jax import lax
 from riftco.autodiff.tape import Op
 from riftco.errors import ShapeError
 from riftco.ops import validate
-from riftco.ops.reduce import sum
 from riftco.ops.shape import broadcast_to, reshape, transpose
 from riftco.types import Array
 
@@ -36,6 +35,17 @@ def _dot_bwd(saved: Any, ct: Any, contract: tuple[int, int]) -> Any:
 
 
 dot = Op("dot", _dot_impl, _dot_fwd, _dot_bwd, takes_needs=True)
+
+
+def sum_rows(x: Any) -> Any:
+    """The sum of [..., D] over all axes but the last, as a product with ones.
+
+    XLA may fuse what makes the rows into a plain sum, and the order in which a CPU then adds them depends on what was
+    fused. A product takes its operand from memory, so gradients keep their bits whatever surrounds them: with block
+    checkpointing, say, and without.
+    """
+    rows = reshape(x, (-1, x.shape[-1]))
+    return reshape(dot(jnp.ones((rows.shape[0], 1), x.dtype), rows, contract=(0, 0)), x.shape[-1:])
 
 
 def _matmul_fwd(a: Any, b: Any, needs: tuple[bool, bool]) -> Any:
@@ -179,7 +189,7 @@ _add_bias = Op(
     "add_bias",
     impl=lambda x, bias: x + jnp.broadcast_to(bias, x.shape),
     fwd=lambda x, bias: (_add_bias(x, bias), ()),
-    bwd=lambda _, ct: (ct, sum(ct, tuple(range(ct.ndim - 1)))),
+    bwd=lambda _, ct: (ct, sum_rows(ct)),
 )
 
 

@@ -8,7 +8,8 @@ from riftco.autodiff.tape import Op
 from riftco.errors import DomainError
 from riftco.ops import validate
 from riftco.ops.elementwise import astype, rsqrt
-from riftco.ops.reduce import mean, sum
+from riftco.ops.linalg import sum_rows
+from riftco.ops.reduce import mean
 from riftco.ops.shape import broadcast_to
 from riftco.types import Array
 
@@ -62,8 +63,7 @@ def _layer_norm_bwd(saved: Any, ct: Any, eps: float) -> Any:
     mean_g = _wide(mean(g, -1, keepdims=True), shape)
     mean_gx = _wide(mean(g * x_hat, -1, keepdims=True), shape)
     dx = _wide(inverse, shape) * (g - mean_g - x_hat * mean_gx)
-    lead = tuple(range(len(shape) - 1))
-    return astype(dx, x.dtype), astype(sum(dy * x_hat, lead), x.dtype), astype(sum(dy, lead), x.dtype)
+    return astype(dx, x.dtype), astype(sum_rows(dy * x_hat), x.dtype), astype(sum_rows(dy), x.dtype)
 
 
 def _impl(fwd: Any) -> Any:
@@ -119,7 +119,7 @@ def _rms_norm_bwd(saved: Any, ct: Any, eps: float) -> Any:
     x_hat = astype(x, dtype) * _wide(inverse, shape)
     g = dy * _wide(astype(scale, dtype), shape)
     dx = _wide(inverse, shape) * (g - x_hat * _wide(mean(g * x_hat, -1, keepdims=True), shape))
-    return astype(dx, x.dtype), astype(sum(dy * x_hat, tuple(range(len(shape) - 1))), x.dtype)
+    return astype(dx, x.dtype), astype(sum_rows(dy * x_hat), x.dtype)
 
 
 _rms_norm = Op("rms_norm", impl=_impl(_rms_norm_fwd), fwd=_rms_norm_fwd, bwd=_rms_norm_bwd)
