@@ -381,6 +381,17 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["packages"]["jax"] == __import__("jax").__version__ and "tpu" in found["extras"]
 
 
+def test_gradcheck(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from riftco import gradcheck
+
+    row = gradcheck.CheckResult("relu", "a sample", "differences", 0.5, 1e-6)
+    monkeypatch.setattr(gradcheck, "rows", lambda only: [row] if only else [])
+    assert summary(capsys, "gradcheck") == {"verb": "gradcheck", "checks": 0, "failed": 0, "subjects_failed": [],
+                                            "rows": [], "exit_status": 0}  # fmt: skip
+    assert main(["gradcheck", "relu"]) == 1
+    assert "FAILED relu" in capsys.readouterr().out
+
+
 def test_quickstart_smoke(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "quickstart",

@@ -23,11 +23,25 @@ def run(options: GradcheckOptions, console: Console) -> dict[str, Any]:
     backend.select(options.device)
     from riftco import gradcheck
 
+    console.note(f"checking {', '.join(options.only) or 'every op and module; this takes some minutes'}")
     rows = gradcheck.rows(options.only)
     console.say(gradcheck.table(rows))
-    return {"rows": [dataclasses.asdict(row) for row in rows]}
+    failed = [row.subject for row in rows if not row.passed]
+    return {
+        "checks": len(rows),
+        "failed": len(failed),
+        "subjects_failed": list(dict.fromkeys(failed)),
+        "rows": [dataclasses.asdict(row) for row in rows],
+        "exit_status": 1 if failed else 0,
+    }
 
 
 ACTIONS = {
-    "": Action(GradcheckOptions, run, "check every derivative", "only", "riftco gradcheck softmax attention"),
+    "": Action(
+        GradcheckOptions,
+        run,
+        "check every derivative against its oracle and finite differences",
+        "only",
+        "riftco gradcheck softmax attention",
+    ),
 }
