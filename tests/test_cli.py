@@ -449,6 +449,7 @@ def test_bad_models(place: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.
     refused(capsys, 1, *_pretrain(text, out, "--vocab-size", 100), says=("vocab_size must lie in 256",))
     wanted = ("--vocab-size must be at least the 270 ids",)
     refused(capsys, 2, *_pretrain(text, out, "--tokenizer", place / "tokenizer", "--vocab-size", 99), says=wanted)
+    refused(capsys, 2, *_pretrain(place / "dataset", out, "--vocab-size", 99), says=wanted)
     refused(capsys, 2, *_pretrain(text, out, "--learning-rate", -1), says=("learning_rate",))
     assert not out.exists()
 

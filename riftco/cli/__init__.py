@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str], *, owns_process: bool) -> int:
     try:
         with _sigterm():
-            return _dispatch(words)
+            status = _dispatch(words)
+            sys.stdout.flush()
+            return status
     except BrokenPipeError:
         # The reader has gone; without this the interpreter complains once more while it shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

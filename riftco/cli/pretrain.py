@@ -111,7 +111,7 @@ def run(options: PretrainOptions, console: Console) -> dict[str, Any]:
         validation_fraction=options.validation_fraction,
         note=console.note,
     )
-    config = decoder_config(options, _rows(options, text.tokenizer))
+    config = decoder_config(options, _rows(options, text))
     result = fit(options, config, text, console)
     prompts = [options.prompt] if options.prompt else [run_output.opening(text)]
     summary = run_output.finish(result, config, text, console, prompts=prompts, seed=options.seed)
@@ -182,13 +182,14 @@ def _preset_vocabulary(name: str | None) -> int | None:
     return PRESETS[name]["vocab_size"] if name in PRESETS else None
 
 
-def _rows(options: PretrainOptions, tokenizer: Any) -> int:
+def _rows(options: PretrainOptions, text: corpus.Corpus) -> int:
     """The model's vocabulary: the tokenizer's, or more where --vocab-size asks for unused rows."""
-    if options.vocab_size is None or options.tokenizer == "bpe":
-        return tokenizer.vocab_size
-    if options.vocab_size < tokenizer.vocab_size:
+    ids, is_trained_here = text.tokenizer.vocab_size, options.tokenizer == "bpe" and "dataset" not in text.facts
+    if options.vocab_size is None or is_trained_here:
+        return ids
+    if options.vocab_size < ids:
         raise ConfigError(
-            f"--vocab-size must be at least the {tokenizer.vocab_size} ids of the tokenizer; got {options.vocab_size}; "
+            f"--vocab-size must be at least the {ids} ids of the tokenizer; got {options.vocab_size}; "
             "leave it out, or train a smaller tokenizer"
         )
     return options.vocab_size
