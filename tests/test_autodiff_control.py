@@ -211,13 +211,13 @@ def dropped(c, p, key):
 
 @pytest.mark.parametrize("looped", [False, True])
 def test_checkpoint_changes_no_bit_under_jit_with_dropout(rng, looped):
-    p, x, keys = stacked(rng, 3), normal(rng, 5, 8), jax.random.split(jax.random.key(1), 3)
+    p, x, keys = stacked(rng, 2), normal(rng, 5, 8), jax.random.split(jax.random.key(1), 2)
 
     def run(block):
         def f(p, x, keys):
             if looped:
                 return ops.sum(riftco.scan(lambda c, pk: (block(c, *pk), ()), x, (p, keys))[0])
-            for i in range(3):
+            for i in range(2):
                 x = block(x, {name: w[i] for name, w in p.items()}, keys[i])
             return ops.sum(x)
 
@@ -239,17 +239,28 @@ def test_checkpoint_saves_only_its_arguments(rng):
     assert pull.residual_bytes() == weights + 6 * x.nbytes + 6 * 8  # and the keys
 
 
-def test_checkpoint_needs_less_memory(rng):
+@pytest.mark.parametrize("looped", [True, False])
+def test_checkpoint_needs_less_memory(rng, looped):
     p, x = stacked(rng, 6, width=32, hidden=256), normal(rng, 64, 32)
-    memory = lambda block: (
-        jax.jit(riftco.grad(scanned(block))).lower(p, x).compile().memory_analysis().temp_size_in_bytes
-    )
-    plain, checkpointed = memory(mlp), memory(riftco.checkpoint(mlp))
+
+    def memory(library, scan, grad, block):
+        def f(p, x):
+            if looped:
+                return library.sum(scan(lambda c, p: (block(c, p), ()), x, p)[0])
+            for i in range(6):
+                x = block(x, {name: w[i] for name, w in p.items()})
+            return library.sum(x)
+
+        return jax.jit(grad(f)).lower(p, x).compile().memory_analysis().temp_size_in_bytes
+
+    plain = memory(ops, riftco.scan, riftco.grad, mlp)
+    checkpointed = memory(ops, riftco.scan, riftco.grad, riftco.checkpoint(mlp))
     twin = lambda c, p: c + jax.nn.gelu(c @ p["up"].T, approximate=False) @ p["down"].T
-    jax_loss = lambda p, x: jax.lax.scan(lambda c, p: (jax.checkpoint(twin)(c, p), ()), x, p)[0].sum()
-    theirs = jax.jit(jax.grad(jax_loss)).lower(p, x).compile().memory_analysis().temp_size_in_bytes
-    assert checkpointed < 0.6 * plain
+    theirs = memory(jnp, jax.lax.scan, jax.grad, jax.checkpoint(twin))
     assert checkpointed <= 1.05 * theirs
+    # Some compilers (jaxlib 0.10 on a CPU) order unrolled code without a thought for memory, jax.checkpoint's as well.
+    if looped or theirs < 0.6 * memory(jnp, jax.lax.scan, jax.grad, twin):
+        assert checkpointed < 0.6 * plain
 
 
 def test_checkpoint_takes_flags_keywords_trees_and_integers(rng):

@@ -38,6 +38,10 @@ def twin(params, x):
     return jnp.mean(jax.lax.scan(lambda c, p: (block(c, p), ()), x, params)[0])
 
 
+twin_gradients = jax.jit(jax.grad(twin, (0, 1)))
+twin_gradients_of_each = jax.jit(jax.vmap(jax.grad(twin, (0, 1)), (None, 0)))
+
+
 @pytest.fixture
 def params(rng):
     return {"up": normal(rng, 3, 6, 4), "down": normal(rng, 3, 4, 6)}
@@ -49,7 +53,6 @@ def params(rng):
 checkpointed = riftco.checkpoint(block)
 
 
-@pytest.mark.tiny
 @pytest.mark.parametrize("layer", [block, checkpointed], ids=["plain", "checkpoint"])
 def test_forward_and_backward_jitted_apart_trace_once(rng, params, layer):
     traces = []
@@ -68,7 +71,7 @@ def test_forward_and_backward_jitted_apart_trace_once(rng, params, layer):
         x = normal(rng, 5, 4)
         _, pull = forward(params, x)
         gradients = backward(pull, jnp.ones(()))
-        close(gradients, jax.grad(twin, (0, 1))(params, x))
+        close(gradients, twin_gradients(params, x))
     assert traces == ["forward", "backward"]
 
     # A second trace of the same program is equal to the first, so the backward pass need not be traced again.
@@ -80,6 +83,26 @@ def test_forward_and_backward_jitted_apart_trace_once(rng, params, layer):
     assert traces == ["forward", "backward"]
 
 
+@pytest.mark.parametrize("looped", [True, False])
+def test_compiling_forward_and_backward_together_or_apart_changes_no_bit(rng, looped):
+    params = {"up": normal(rng, 3, 16, 8), "down": normal(rng, 3, 8, 16)}
+
+    def f(p, x):
+        layer = lambda c, p: c + ops.linear(ops.gelu(ops.linear(c, p["up"])), p["down"])
+        if looped:
+            return ops.mean(riftco.scan(lambda c, p: (layer(c, p), ()), x, p)[0])
+        for i in range(3):
+            x = layer(x, {name: leaf[i] for name, leaf in p.items()})
+        return ops.mean(x)
+
+    x = normal(rng, 5, 8)
+    together = jax.jit(riftco.value_and_grad(f, (0, 1)))(params, x)
+    value, pull = jax.jit(lambda p, x: riftco.vjp(f, p, x))(params, x)
+    apart = (value, jax.jit(lambda pull: pull(jnp.ones(())))(pull))
+    for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(apart), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_a_vjp_crosses_a_scan_and_a_loop_over_microbatches(rng, params):
     xs = normal(rng, 4, 5, 4)
 
@@ -89,18 +112,16 @@ def test_a_vjp_crosses_a_scan_and_a_loop_over_microbatches(rng, params):
         _, gradients = jax.lax.scan(lambda _, pull: ((), pull(jnp.ones(()))), (), pulls)
         return gradients
 
-    want = jax.vmap(jax.grad(twin, (0, 1)), (None, 0))(params, xs)
-    close(stacked(params, xs), want)
+    close(stacked(params, xs), twin_gradients_of_each(params, xs))
 
 
 def test_nothing_leaks(rng, params):
     x = normal(rng, 5, 4)
     with jax.checking_leaks():
-        for layer in (block, checkpointed):
-            f = lambda p, x, layer=layer: net(p, x, layer)
-            jax.jit(riftco.value_and_grad(f))(params, x)
-            _, pull = jax.jit(lambda p, x, f=f: riftco.vjp(f, p, x))(params, x)
-            jax.jit(lambda pull: pull(jnp.ones(())))(pull)
+        f = lambda p, x: net(p, x, checkpointed)
+        jax.jit(riftco.value_and_grad(f))(params, x)
+        _, pull = jax.jit(lambda p, x: riftco.vjp(f, p, x))(params, x)
+        jax.jit(lambda pull: pull(jnp.ones(())))(pull)
         second = lambda x: ops.sum(riftco.grad(lambda x: net(params, x, checkpointed))(x))
         jax.jit(riftco.grad(second))(x)
         with pytest.raises(riftco.errors.GradError):
@@ -114,15 +135,15 @@ def test_nothing_leaks(rng, params):
 def test_gradients_of_single_examples_by_vmap(rng, params):
     xs = normal(rng, 7, 5, 4)
     for layer in (block, checkpointed):
-        ours = jax.jit(jax.vmap(riftco.value_and_grad(lambda p, x, layer=layer: net(p, x, layer)), (None, 0)))
-        close(ours(params, xs), jax.vmap(jax.value_and_grad(twin), (None, 0))(params, xs))
+        ours = jax.jit(jax.vmap(riftco.grad(lambda p, x, layer=layer: net(p, x, layer), (0, 1)), (None, 0)))
+        close(ours(params, xs), twin_gradients_of_each(params, xs))
 
 
 def test_vmap_over_a_vjp(rng, params):
     xs, cts = normal(rng, 7, 5, 4), normal(rng, 7)
-    _, pulls = jax.vmap(lambda x: riftco.vjp(net, params, x))(xs)
-    got = jax.vmap(lambda pull, ct: pull(ct)[1])(pulls, cts)
-    close(got, jax.vmap(jax.grad(twin, 1), (None, 0))(params, xs) * cts[:, None, None])
+    _, pulls = jax.jit(jax.vmap(lambda x: riftco.vjp(net, params, x)))(xs)
+    got = jax.jit(jax.vmap(lambda pull, ct: pull(ct)[1]))(pulls, cts)
+    close(got, twin_gradients_of_each(params, xs)[1] * cts[:, None, None])
 
 
 def test_jvp_of_our_gradient_and_hessian_rows(rng, params):
@@ -139,7 +160,7 @@ def test_to_jax_under_vmap_jit_and_checkpoint(rng, params):
     xs = normal(rng, 3, 5, 4)
     f = jax.checkpoint(to_jax(net))
     got = jax.jit(jax.vmap(jax.grad(f), (None, 0)))(params, xs)
-    close(got, jax.vmap(jax.grad(twin), (None, 0))(params, xs))
+    close(got, twin_gradients_of_each(params, xs)[0])
 
 
 # ------------------------------------------------------------------------------------------------ shard_map
