@@ -20,7 +20,7 @@ LAYERS = {
     3: ("ops",),
     4: ("layers", "optim", "data", "tokenizers", "sampling", "cajal.lowering", "backend"),
     5: ("models", "checkpoints", "bundle"),
-    6: ("train", "serve", "generation", "interchange", "report", "charts"),
+    6: ("train", "serve", "generation", "interchange", "report", "charts", "gradcheck"),
     7: ("tune",),
     8: ("cli", "__main__"),
 }
