@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.training_program import environment
+from tests.training_program import SMALL, compilation_cache, environment, run
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +44,13 @@ def records(path: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_second"} for line in lines]
 
 
-def test_two_processes_are_one_and_resume_as_one(tmp_path, cache):
-    arguments = ("--max-steps", "12")
-    one = start(tmp_path / "one", cache, "--mesh", "data=2", *arguments, devices=2)
-    text = one.communicate(timeout=300)[0]
-    assert one.returncode == 0, text
+def test_two_processes_are_one_and_one_goes_on_from_what_two_saved(tmp_path, cache):
     two = start_two(tmp_path / "two", cache, "--max-steps", "9")
     texts = [process.communicate(timeout=300)[0] for process in two]
     assert [process.returncode for process in two] == [0, 0], texts
-    # The second half by one process: what two have saved together, one can read.
-    again = start(tmp_path / "two", cache, "--mesh", "data=2", "--resume", "auto", *arguments, devices=2)
-    text = again.communicate(timeout=300)[0]
-    assert again.returncode == 0, text
+    with compilation_cache(cache):
+        run(config=SMALL, mesh="data=2", max_steps=12, out_dir=str(tmp_path / "one"))
+        run(config=SMALL, mesh="data=2", max_steps=12, out_dir=str(tmp_path / "two"), resume="auto")
     ours, theirs = records(tmp_path / "two"), records(tmp_path / "one")
     ours = [record for record in ours if (record["phase"], record["step"]) != ("validation", 9)]
     assert [(r["phase"], r["step"]) for r in ours] == [(r["phase"], r["step"]) for r in theirs]
@@ -71,3 +66,35 @@ def test_a_process_that_dies_is_noticed_by_the_other(tmp_path, cache):
     assert time.monotonic() - begin < 60
     assert two[0].returncode not in (0, None)
     assert "every process must keep running" in text, text
+
+
+@pytest.mark.slow
+def test_the_script_for_tpu_hosts_runs_as_one_process_and_as_two(tmp_path, cache):
+    root = Path(__file__).resolve().parents[1]
+
+    def script(out_dir: str, devices: int, *more: str) -> subprocess.Popen[str]:
+        options = (
+            "--max-steps",
+            "20",
+            "--batch-size",
+            "4",
+            "--max-seq-length",
+            "16",
+            "--out-dir",
+            str(tmp_path / out_dir),
+        )
+        command = [sys.executable, "experiments/train_tpu.py", "--data", "corpus/tiny.txt", *options, *more]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, cwd=root, env=environment(cache, devices), **pipes)
+
+    def finished(*processes: subprocess.Popen[str]) -> None:
+        texts = [process.communicate(timeout=300)[0] for process in processes]
+        assert not any(process.returncode for process in processes), texts
+
+    finished(script("one", 1))
+    names = ("--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2", "--process")
+    finished(*(script("two", 1, *names, str(process)) for process in (0, 1)))
+    one, two = ([record["loss"] for record in records(tmp_path / name)] for name in ("one", "two"))
+    assert one == pytest.approx(two, abs=1e-5) and len(one) == 2
+    finished(script("two", 4, "--max-steps", "30", "--mesh", "data=2,fsdp=2"))  # two saved it, four devices go on
+    assert len(records(tmp_path / "two")) == 3

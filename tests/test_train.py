@@ -29,6 +29,7 @@ from riftco.train import (
     events,
     init_state,
     make_train_step,
+    place_batch,
     streams,
     train,
 )
@@ -52,7 +53,9 @@ def batch_of(rng: np.random.Generator, rows: int, config: DecoderConfig = CONFIG
 
 
 def arrays_of(batch: Batch) -> dict[str, Any]:
-    return {"tokens": batch.tokens, "targets": batch.targets, "weights": batch.weights}
+    """On the device, as the loop hands them over, so that both use one compiled step."""
+    arrays = {"tokens": batch.tokens, "targets": batch.targets, "weights": batch.weights}
+    return place_batch(arrays, None, len(batch.tokens))
 
 
 def assert_same_bits(left: Any, right: Any) -> None:
@@ -121,7 +124,7 @@ def test_a_step_that_is_not_finite_or_out_of_turn_changes_no_bit(rng):
     config = TrainConfig(**OPTIONS)
     step = make_train_step(CONFIG, config)
     good = arrays_of(batch_of(rng, 4))
-    bad = {**good, "tokens": np.where(good["tokens"] >= 0, 99, 0).astype(np.int32)}  # poisons with NaN under jit
+    bad = {**good, "tokens": good["tokens"] + 99}  # out of range: NaN under jit
     state, _ = step(init_state(CONFIG, config), good, np.int32(0))
     before = jax.tree.map(np.array, state)
     state, metrics = step(state, bad, np.int32(1))
@@ -332,15 +335,14 @@ def test_training_stops_early_when_nothing_gets_better(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_stops_and_the_rest_can_be_resumed(tmp_path, number, code):
+def test_ctrl_c_saves_and_stops_and_the_rest_can_be_resumed(tmp_path):
     def interrupt(event: Any) -> None:
         if isinstance(event, events.StepFinished) and event.record.step == 7:
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted, match="--resume auto") as error:
         run(out_dir=str(tmp_path / "run"), on_event=interrupt)
-    assert error.value.exit_code == code and error.value.step in (8, 9)
+    assert error.value.exit_code == 130 and error.value.step in (8, 9)
     assert (tmp_path / f"run/checkpoints/{error.value.step}").is_dir()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     resumed, whole = run(out_dir=str(tmp_path / "run"), resume="auto"), run()
