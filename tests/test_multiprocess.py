@@ -98,3 +98,16 @@ def test_the_script_for_tpu_hosts_runs_as_one_process_and_as_two(tmp_path, cache
     assert one == pytest.approx(two, abs=1e-5) and len(one) == 2
     finished(script("two", 4, "--max-steps", "30", "--mesh", "data=2,fsdp=2"))  # two saved it, four devices go on
     assert len(records(tmp_path / "two")) == 3
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_process_saves_and_stops_both(tmp_path, cache):
+    two = start_two(tmp_path / "run", cache, "--pause", "0.1", "--max-steps", "500")
+    while not (tmp_path / "run/metrics.jsonl").is_file() or len(records(tmp_path / "run")) < 4:
+        assert [process.poll() for process in two] == [None, None]
+        time.sleep(0.05)
+    two[1].terminate()
+    texts = [process.communicate(timeout=100)[0] for process in two]
+    assert [process.returncode for process in two] == [143, 143], texts
+    saved = max(int(path.name) for path in (tmp_path / "run/checkpoints").iterdir())
+    assert all(f"stopped by SIGTERM after step {saved}, which is saved" in text for text in texts), texts
