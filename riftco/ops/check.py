@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from riftco.autodiff import check_grads, vjp
+from riftco.autodiff import vjp
 from riftco.autodiff.box import is_floating
 from riftco.ops.spec.kinds import BadInput, Call, OpSpec, Sample
 from riftco.ops.spec.tolerances import DIFFERENCES, TOLERANCES
 
+EPS = 1e-5
 CHECKS = ("float64", "float32", "bfloat16", "differences", "second order")
 
 
@@ -56,7 +57,7 @@ def check_op(spec: OpSpec, sample: Sample, *, checks: Iterable[str] = CHECKS) ->
     Returns:
         One result for each comparison that applies to the sample. An exception is a failed comparison.
     """
-    results = []
+    trial, results = Trial(spec, sample), []
     for check in checks:
         order = {"differences": 1, "second order": 2}.get(check, 0)
         if order and (sample.jit_only or sample.differences < order):
@@ -65,9 +66,9 @@ def check_op(spec: OpSpec, sample: Sample, *, checks: Iterable[str] = CHECKS) ->
             continue
         try:
             if order:
-                error, tolerance = differences_error(spec, sample, order), DIFFERENCES[order]
+                error, tolerance = trial.differences_error(order), DIFFERENCES[order]
             else:
-                error, tolerance = twin_error(spec, sample, check), TOLERANCES[check, spec.tolerance]
+                error, tolerance = trial.twin_error(check), TOLERANCES[check, spec.tolerance]
             results.append(CheckResult(spec.name, sample.name, check, error, tolerance))
         except Exception as error:  # a table shows every op, the broken ones too
             results.append(failed(spec.name, sample.name, check, f"{type(error).__name__}: {error}"))
@@ -120,8 +121,7 @@ class Moving:
 
     def at(self, held: list[Any], *values: Any) -> Any:
         """The op at these values."""
-        kwargs = {name: jnp.asarray(x) if isinstance(x, np.ndarray) else x for name, x in self.call.kwargs.items()}
-        return self.spec.run(*self.filled(values, held), **kwargs)
+        return self.spec.run(*self.filled(values, held), **self.call.kwargs)
 
     def __call__(self, *values: Any) -> Any:
         """The op at these values of its floating arrays."""
@@ -141,7 +141,7 @@ def cotangent_like(out: Any) -> Any:
 def value_and_cotangents(f: Any, values: list[Any], cotangent: Any) -> tuple[Any, tuple[Any, ...]]:
     """The value of `f`, and its cotangents for a cotangent that is converted to the output's dtype."""
     out, pull = vjp(f, *values)
-    ct = jax.tree_util.tree_map(lambda y, c: jnp.asarray(c).astype(y.dtype), out, cotangent)
+    ct = jax.tree_util.tree_map(lambda y, c: c.astype(y.dtype), out, cotangent)
     return out, pull(ct)
 
 
@@ -159,26 +159,62 @@ def expected(spec: OpSpec, moving: Moving, values: list[Any]) -> tuple[Any, Any,
     return out, cotangent, cts
 
 
-def twin_error(spec: OpSpec, sample: Sample, dtype_name: str) -> float:
-    """The largest error of the value and of every cotangent against the twin; inf where a dtype or shape differs."""
-    moving = Moving(spec, spec.draw(sample))
-    dtype = jnp.dtype(dtype_name)
-    with jax.enable_x64(dtype_name == "float64"):
-        values = moving.values(dtype)
-        out, cotangent, cts = expected(spec, moving, values)
+class Trial:
+    """One op on one sample. Everything is compiled, and one program serves twin, first and second differences."""
 
-        def run(values: list[Any], held: list[Any], cotangent: Any) -> Any:
-            return value_and_cotangents(functools.partial(moving.at, held), values, cotangent)
+    def __init__(self, spec: OpSpec, sample: Sample) -> None:
+        self.spec, self.moving = spec, Moving(spec, spec.draw(sample))
+        self.run = jax.jit(
+            lambda values, held, cotangent: value_and_cotangents(
+                functools.partial(self.moving.at, held), values, cotangent
+            )
+        )
 
-        values = [jnp.asarray(x) for x in values]
-        # Eager calls share their compiled primitives between samples; what would raise there runs compiled.
-        ours, our_cts = (jax.jit(run) if sample.jit_only else run)(values, moving.held(), cotangent)
-        errors = [error_between(a, b) for a, b in zip(as_tuple(ours), as_tuple(out), strict=True)]
-        for value, ct, twin in zip(values, our_cts, cts, strict=True):
-            if ct.dtype != value.dtype:
-                return math.inf
-            errors.append(error_between(ct, twin))
-    return max(errors)
+    def twin_error(self, dtype: str) -> float:
+        """The largest error of the value and of every cotangent against the twin; inf where a dtype or shape is wrong."""
+        with jax.enable_x64(dtype == "float64"):
+            values = self.moving.values(jnp.dtype(dtype))
+            out, cotangent, cts = expected(self.spec, self.moving, values)
+            ours, our_cts = self.run(values, self.moving.held(), cotangent)
+            errors = [error_between(a, b) for a, b in zip(as_tuple(ours), as_tuple(out), strict=True)]
+            for value, ct, twin in zip(values, our_cts, cts, strict=True):
+                errors.append(error_between(ct, twin) if ct.dtype == value.dtype else math.inf)
+        return max(errors)
+
+    def differences_error(self, order: int) -> float:
+        """The error of the derivatives of that order against centred differences in float64."""
+        rng = np.random.default_rng(self.spec.seed)
+        call, held = self.moving.call, self.moving.held()
+        with jax.enable_x64(True):
+            values = self.moving.values(np.float64)
+            weights = cotangent_like(self.spec.forward(*call.args, **call.kwargs))
+            if order == 1:
+                f = lambda values: as_tuple(self.run(values, held, weights)[0])
+                derivative = self.run(values, held, weights)[1]
+                return slope_error(f, values, as_tuple(weights), derivative, rng)
+
+            # The cotangent moves as well: an op that is linear in its argument has its second derivatives there.
+            def cotangents(values: Any, weights: Any) -> Any:
+                return vjp(functools.partial(self.moving.at, held), *values)[1](weights)
+
+            g = lambda point: self.run(point[0], held, point[1])[1]
+            across = jax.tree_util.tree_map(lambda x: np.asarray(rng.standard_normal(x.shape)), tuple(values))
+            second = jax.jit(lambda values, weights: vjp(cotangents, values, weights)[1](across))(values, weights)
+            return slope_error(g, (values, weights), across, second, rng)
+
+
+def slope_error(f: Any, start: Any, weight: Any, derivative: Any, rng: np.random.Generator) -> float:
+    """How far `derivative`, the VJP of `f` at `start` for `weight`, is from a centred difference.
+
+    The direction is random; the error is relative to the size of the terms compared, or to 0.01 where they are smaller.
+    """
+    leaves = jax.tree_util.tree_leaves
+    step = jax.tree_util.tree_map(lambda x: np.asarray(rng.standard_normal(np.shape(x))), start)
+    ahead, behind = (f(jax.tree_util.tree_map(lambda x, v, by=by: x + by * v, start, step)) for by in (EPS, -EPS))
+    terms = zip(leaves(weight), leaves(ahead), leaves(behind), strict=True)
+    quotient = sum(float(np.sum(u * (np.asarray(a) - np.asarray(b)))) for u, a, b in terms) / (2 * EPS)
+    parts = [float(np.sum(np.asarray(d) * v)) for d, v in zip(leaves(derivative), leaves(step), strict=True)]
+    return abs(quotient - sum(parts)) / max(0.01, abs(quotient), sum(map(abs, parts)))
 
 
 def as_tuple(x: Any) -> tuple[Any, ...]:
@@ -200,21 +236,3 @@ def error_between(ours: Any, twin: Any) -> float:
     if not finite.any():
         return 0.0
     return float(np.max(np.abs(x[finite] - y[finite])) / max(1.0, np.max(np.abs(y[finite]))))
-
-
-def differences_error(spec: OpSpec, sample: Sample, order: int) -> float:
-    """The error of the derivatives of that order against centred differences in float64."""
-    moving = Moving(spec, spec.draw(sample))
-    with jax.enable_x64(True):
-        values = moving.values(np.float64)
-        if order == 1:
-            return check_grads(moving, tuple(values), tolerance=math.inf, seed=spec.seed).error
-        weights = [
-            jnp.asarray(c) for c in as_tuple(cotangent_like(spec.forward(*moving.call.args, **moving.call.kwargs)))
-        ]
-
-        def gradient(*xs: Any) -> Any:
-            out, pull = vjp(lambda *xs: as_tuple(moving(*xs)), *xs)
-            return pull(tuple(w.astype(y.dtype) for w, y in zip(weights, out, strict=True)))
-
-        return check_grads(gradient, tuple(values), directions=1, tolerance=math.inf, seed=spec.seed).error

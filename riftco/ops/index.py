@@ -16,8 +16,8 @@ def _safe(indices: Any, size: int) -> Any:
     return jnp.where(indices < 0, size, indices)
 
 
-def _take_impl(x: Any, indices: Any, axis: int, size: int) -> Any:
-    return jnp.take(x, _safe(indices, size), axis=axis, mode="fill", fill_value=jnp.nan)
+def _take_impl(x: Any, indices: Any, axis: int, size: int, poison: bool) -> Any:
+    return jnp.take(x, _safe(indices, size), axis=axis, mode="fill", fill_value=jnp.nan if poison else 0)
 
 
 def _scatter_impl(ct: Any, indices: Any, axis: int, size: int) -> Any:
@@ -32,21 +32,15 @@ def _scatter_impl(ct: Any, indices: Any, axis: int, size: int) -> Any:
 _take = Op(
     "take",
     impl=_take_impl,
-    fwd=lambda x, indices, axis, size: (_take(x, indices, axis=axis, size=size), indices),
-    bwd=lambda indices, ct, axis, size: (_scatter(ct, indices, axis=axis, size=size), None),
+    fwd=lambda x, indices, axis, size, poison: (_take(x, indices, axis=axis, size=size, poison=poison), indices),
+    bwd=lambda indices, ct, axis, size, poison: (_scatter(ct, indices, axis=axis, size=size), None),
 )
 _scatter = Op(
     "scatter_add",
     impl=_scatter_impl,
     fwd=lambda ct, indices, axis, size: (_scatter(ct, indices, axis=axis, size=size), indices),
-    # The adjoint of dropping an index that is out of range is 0, not take's NaN.
-    bwd=lambda indices, ct, axis, size: (_gather_or_zero(ct, indices, axis=axis, size=size), None),
-)
-_gather_or_zero = Op(
-    "take",
-    impl=lambda x, indices, axis, size: jnp.take(x, _safe(indices, size), axis=axis, mode="fill", fill_value=0),
-    fwd=lambda x, indices, axis, size: (_gather_or_zero(x, indices, axis=axis, size=size), indices),
-    bwd=lambda indices, ct, axis, size: (_scatter(ct, indices, axis=axis, size=size), None),
+    # The adjoint of dropping an index that is out of range is 0, not NaN.
+    bwd=lambda indices, ct, axis, size: (_take(ct, indices, axis=axis, size=size, poison=False), None),
 )
 
 
@@ -70,16 +64,19 @@ def take(x: Array, indices: Array, axis: int = 0) -> Array:
     x, indices = validate.floating("take", "x", x), validate.integer("take", "indices", indices)
     axis = validate.axis("take", x, axis)
     validate.in_range("take", "indices", indices, x.shape[axis])
-    return _take(x, indices, axis=axis, size=x.shape[axis])
+    return _take(x, indices, axis=axis, size=x.shape[axis], poison=True)
 
 
 _take_along = Op(
     "take_along_axis",
-    impl=lambda x, indices, axis, size: jnp.take_along_axis(
-        x, _safe(indices, size), axis=axis, mode="fill", fill_value=jnp.nan
+    impl=lambda x, indices, axis, size, poison: jnp.take_along_axis(
+        x, _safe(indices, size), axis=axis, mode="fill", fill_value=jnp.nan if poison else 0
     ),
-    fwd=lambda x, indices, axis, size: (_take_along(x, indices, axis=axis, size=size), indices),
-    bwd=lambda indices, ct, axis, size: (_put_along(ct, indices, axis=axis, size=size), None),
+    fwd=lambda x, indices, axis, size, poison: (
+        _take_along(x, indices, axis=axis, size=size, poison=poison),
+        indices,
+    ),
+    bwd=lambda indices, ct, axis, size, poison: (_put_along(ct, indices, axis=axis, size=size), None),
 )
 
 
@@ -94,18 +91,7 @@ _put_along = Op(
     "put_along_axis",
     impl=_put_along_impl,
     fwd=lambda ct, indices, axis, size: (_put_along(ct, indices, axis=axis, size=size), indices),
-    bwd=lambda indices, ct, axis, size: (
-        _along_or_zero(ct, indices, axis=axis, size=size),
-        None,
-    ),
-)
-_along_or_zero = Op(
-    "take_along_axis",
-    impl=lambda x, indices, axis, size: jnp.take_along_axis(
-        x, _safe(indices, size), axis=axis, mode="fill", fill_value=0
-    ),
-    fwd=lambda x, indices, axis, size: (_along_or_zero(x, indices, axis=axis, size=size), indices),
-    bwd=lambda indices, ct, axis, size: (_put_along(ct, indices, axis=axis, size=size), None),
+    bwd=lambda indices, ct, axis, size: (_take_along(ct, indices, axis=axis, size=size, poison=False), None),
 )
 
 
@@ -134,4 +120,4 @@ def take_along_axis(x: Array, indices: Array, axis: int) -> Array:
     )
     validate.require(who, fits, f"indices must match {list(x.shape)} but for axis {axis}", list(indices.shape))
     validate.in_range(who, "indices", indices, x.shape[axis])
-    return _take_along(x, indices, axis=axis, size=x.shape[axis])
+    return _take_along(x, indices, axis=axis, size=x.shape[axis], poison=True)
