@@ -5,10 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.tree_util import tree_flatten, tree_unflatten
 
+from riftco import _compat
+from riftco.autodiff.box import Box, is_floating
 from riftco.autodiff.control import Packed, replaced, spread
-from riftco.autodiff.tape import Op, Static, barrier, record, refuse_boxes, settle
+from riftco.autodiff.tape import Op, Program, Static, barrier, record, refuse_boxes, settle
 from riftco.types import PyTree
 
 
@@ -73,13 +78,68 @@ def _checkpoint_bwd(saved: Any, ct: Any, *, f: _FlatFunction) -> Any:
     chosen = [i for i, need in enumerate(needs.value) if need]
     leaves, ct_leaves = settle((leaves, ct.leaves))
 
-    def of_chosen(*boxes: Any) -> Any:
-        return f(replaced(leaves, chosen, boxes)), None
+    def again(leaves: list[Any]) -> _Recorded:
+        def of_chosen(*boxes: Any) -> Any:
+            return f(replaced(leaves, chosen, boxes)), None
 
-    _, _, program, residuals = record(of_chosen, [leaves[i] for i in chosen], ["checkpoint input"] * len(chosen))
-    residuals, ct_leaves = settle((residuals, ct_leaves))
-    cts = program.backward(residuals, ct_leaves)
-    return (spread(needs.value, cts),)
+        _, _, program, residuals = record(of_chosen, [leaves[i] for i in chosen], ["checkpoint input"] * len(chosen))
+        return _Recorded(residuals, program)
+
+    recorded = _as_a_loop(again, leaves, ct_leaves) if _must_keep_bits(leaves, ct_leaves) else again(leaves)
+    residuals, ct_leaves = settle((recorded.residuals, ct_leaves))
+    return (spread(needs.value, recorded.program.backward(residuals, ct_leaves)),)
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True)
+class _Recorded:
+    """What the second run saved: arrays, and the program that they belong to."""
+
+    residuals: list[Any]
+    program: Program
+
+    def tree_flatten(self) -> tuple[list[Any], Any]:
+        return self.residuals, self.program
+
+    @classmethod
+    def tree_unflatten(cls, program: Any, residuals: Any) -> "_Recorded":
+        return cls(list(residuals), program)
+
+
+def _must_keep_bits(leaves: list[Any], cts: list[Any]) -> bool:
+    """Whether this run is compiled for a CPU, where checkpointing promises equal bits, and recorded by nothing else."""
+    arrays = [*leaves, *(ct for ct in cts if ct is not None)]
+    return (
+        jax.default_backend() == "cpu"
+        and not any(isinstance(x, Box) or _compat.is_concrete(x) or _compat.varying_axes(x) for x in arrays)
+        and any(is_floating(ct) for ct in cts if ct is not None)
+    )
+
+
+def _as_a_loop(again: Callable[[list[Any]], _Recorded], leaves: list[Any], cts: list[Any]) -> _Recorded:
+    """`again(leaves)` as the body of a loop that runs once, which the compiler is not told.
+
+    On a CPU the rounding of a chain of operations depends on what is compiled into one kernel (where a product and a
+    sum are fused, in which order a row is added). Without checkpointing the residuals cross from one loop to another
+    through stacked buffers; here they do the same, so both are compiled alike and give equal bits.
+    """
+    probe = next(ct for ct in cts if ct is not None and is_floating(ct))
+    # 0, though no compiler can know: 1 only where the cotangent is not finite, when the step is lost anyway.
+    hidden_zero = (jnp.ravel(probe)[0] * 0 != 0).astype(jnp.int32)
+    kept = jax.eval_shape(again, leaves)
+    stacked = [x[None] for x in leaves]
+
+    def body(state: Any) -> Any:
+        i, buffers = state
+        recorded = again([lax.dynamic_index_in_dim(x, i, keepdims=False) for x in stacked])
+        return i + 1, [
+            lax.dynamic_update_index_in_dim(buffer, x, i, 0)
+            for buffer, x in zip(buffers, recorded.residuals, strict=True)
+        ]
+
+    start = [jnp.zeros((1, *x.shape), x.dtype) for x in kept.residuals]
+    _, buffers = lax.while_loop(lambda state: state[0] < 1 + hidden_zero, body, (jnp.int32(0), start))
+    return _Recorded([lax.dynamic_index_in_dim(x, hidden_zero, keepdims=False) for x in buffers], kept.program)
 
 
 _checkpoint = Op("checkpoint", _checkpoint_impl, _checkpoint_fwd, _checkpoint_bwd, takes_needs=True)

@@ -8,9 +8,9 @@ from riftco.autodiff.tape import Op
 from riftco.errors import DomainError
 from riftco.ops import validate
 from riftco.ops.elementwise import astype, rsqrt
-from riftco.ops.linalg import sum_rows
+from riftco.ops.linalg import dot, sum_rows
 from riftco.ops.reduce import mean
-from riftco.ops.shape import broadcast_to
+from riftco.ops.shape import broadcast_to, reshape
 from riftco.types import Array
 
 
@@ -57,13 +57,22 @@ def _layer_norm_fwd(x: Any, scale: Any, bias: Any, eps: float) -> Any:
 def _layer_norm_bwd(saved: Any, ct: Any, eps: float) -> Any:
     x, center, inverse, scale = saved
     dtype, shape = statistics_dtype(x), x.shape
-    dy = astype(ct, dtype)
+    dy, wide_scale = astype(ct, dtype), astype(scale, dtype)
     x_hat = (astype(x, dtype) - _wide(center, shape)) * _wide(inverse, shape)
-    g = dy * _wide(astype(scale, dtype), shape)
-    mean_g = _wide(mean(g, -1, keepdims=True), shape)
-    mean_gx = _wide(mean(g * x_hat, -1, keepdims=True), shape)
-    dx = _wide(inverse, shape) * (g - mean_g - x_hat * mean_gx)
-    return astype(dx, x.dtype), astype(sum_rows(dy * x_hat), x.dtype), astype(sum_rows(dy), x.dtype)
+    product = dy * x_hat
+    dx = dy * _wide(wide_scale, shape) - _row_means(dy, wide_scale) - x_hat * _row_means(product, wide_scale)
+    dx = astype(_wide(inverse, shape) * dx, x.dtype)
+    return dx, astype(sum_rows(product), x.dtype), astype(sum_rows(dy), x.dtype)
+
+
+def _row_means(x: Any, scale: Any) -> Any:
+    """The mean of `x * scale` over the last axis, repeated along it.
+
+    A product of a matrix and a vector, for the reason that `sum_rows` gives.
+    """
+    rows = reshape(x, (-1, x.shape[-1]))
+    means = dot(rows, reshape(scale, (-1, 1)), contract=(1, 0)) / x.shape[-1]
+    return broadcast_to(reshape(means, (*x.shape[:-1], 1)), x.shape)
 
 
 def _impl(fwd: Any) -> Any:
@@ -115,11 +124,11 @@ def _rms_norm_fwd(x: Any, scale: Any, eps: float) -> Any:
 def _rms_norm_bwd(saved: Any, ct: Any, eps: float) -> Any:
     x, inverse, scale = saved
     dtype, shape = statistics_dtype(x), x.shape
-    dy = astype(ct, dtype)
+    dy, wide_scale = astype(ct, dtype), astype(scale, dtype)
     x_hat = astype(x, dtype) * _wide(inverse, shape)
-    g = dy * _wide(astype(scale, dtype), shape)
-    dx = _wide(inverse, shape) * (g - x_hat * _wide(mean(g * x_hat, -1, keepdims=True), shape))
-    return astype(dx, x.dtype), astype(sum_rows(dy * x_hat), x.dtype)
+    product = dy * x_hat
+    dx = _wide(inverse, shape) * (dy * _wide(wide_scale, shape) - x_hat * _row_means(product, wide_scale))
+    return astype(dx, x.dtype), astype(sum_rows(product), x.dtype)
 
 
 _rms_norm = Op("rms_norm", impl=_impl(_rms_norm_fwd), fwd=_rms_norm_fwd, bwd=_rms_norm_bwd)
