@@ -168,7 +168,7 @@ def make_train_step(config: DecoderConfig, train_config: TrainConfig, mesh: Mesh
             )  # fmt: skip
 
         value, grads = riftco.value_and_grad(loss)(params)
-        return value, (grads if mesh is None else jax.lax.with_sharding_constraint(grads, where.params))
+        return value, (grads if where is None else jax.lax.with_sharding_constraint(grads, where.params))
 
     def key_of(number: Any, index: Any) -> Any:
         return None if dropout is None else jax.random.fold_in(jax.random.fold_in(dropout, number), index)
