@@ -55,14 +55,14 @@ class Sample:
         differences: to which order finite differences can check it: 0 at infinities, NaN or a change of dtype, 1 at a
             kink whose two slopes are averaged.
         jit_only: the call is an error on concrete data, and has a defined result under jit.
-        narrow: float32 and bfloat16 are checked too; they always are for an op's first two samples.
+        thorough: float32, bfloat16 and second derivatives are checked too, as they are for every op's first sample.
     """
 
     name: str
     make: Callable[[Draw], Call]
     differences: int = 2
     jit_only: bool = False
-    narrow: bool = False
+    thorough: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,21 @@ class OpSpec:
             object.__setattr__(self, "forward", getattr(oracle, self.name, None))
         if self.backward is None and hasattr(oracle, f"{self.name}_vjp"):
             object.__setattr__(self, "backward", _positional_vjp(self.name))
+
+    def applies(self, sample: Sample, check: str) -> bool:
+        """Whether a check of `riftco.ops.check` is made on a sample."""
+        thorough = sample.thorough or sample is self.samples[0]
+        match check:
+            case "float64":
+                return True
+            case "float32" | "bfloat16":
+                return thorough
+            case "differences":
+                return sample.differences >= 1 and not sample.jit_only
+            case "second order":
+                return sample.differences >= 2 and not sample.jit_only and thorough
+            case _:
+                raise ValueError(f"applies: unknown check {check!r}")
 
     def draw(self, sample: Sample) -> Call:
         """The arguments of a sample."""

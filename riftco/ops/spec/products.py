@@ -33,8 +33,14 @@ _EINSUM = OpSpec(
     (
         Sample("product", lambda draw: call(draw.normal(2, 3), draw.normal(3, 5), spec="ij,jk->ik")),
         Sample("heads", lambda draw: call(draw.normal(1, 2, 2, 3), draw.normal(1, 4, 2, 3), spec="bthk,bshk->bhts")),
-        Sample("three", lambda draw: call(draw.normal(2), draw.normal(2, 3), draw.normal(3), spec="i,ij,j->")),
-        Sample("axes summed alone", lambda draw: call(draw.normal(2, 3, 4), draw.normal(4), spec="abc,c->b")),
+        Sample(
+            "three",
+            lambda draw: call(draw.normal(2), draw.normal(2, 3), draw.normal(3), spec="i,ij,j->"),
+            thorough=True,
+        ),
+        Sample(
+            "axes summed alone", lambda draw: call(draw.normal(2, 3, 4), draw.normal(4), spec="abc,c->b"), thorough=True
+        ),
         Sample("one operand", lambda draw: call(draw.normal(2, 3), spec="ab->ba")),
     ),
     (
@@ -52,7 +58,7 @@ _LINEAR = OpSpec(
     "product",
     (
         Sample("bias", lambda draw: call(draw.normal(2, 3), draw.normal(4, 3), draw.normal(4))),
-        Sample("no bias, rank 3", lambda draw: call(draw.normal(2, 1, 3), draw.normal(5, 3))),
+        Sample("no bias, rank 3", lambda draw: call(draw.normal(2, 1, 3), draw.normal(5, 3)), thorough=True),
         Sample("one vector", lambda draw: call(draw.normal(3), draw.normal(1, 3), draw.normal(1))),
     ),
     (
@@ -89,7 +95,7 @@ _ROPE = OpSpec(
     "product",
     (
         Sample("one table", lambda draw: _rope_call(draw, 2, 3, 2, 4)),
-        Sample("a table a row", lambda draw: _rope_call(draw, 2, 3, 1, 2, rows=True)),
+        Sample("a table a row", lambda draw: _rope_call(draw, 2, 3, 1, 2, rows=True), thorough=True),
         Sample("one position", lambda draw: _rope_call(draw, 1, 1, 3, 6)),
     ),
     (
@@ -128,8 +134,12 @@ _CROSS_ENTROPY = OpSpec(
         Sample(
             "weights", lambda draw: call(draw.normal(4, 5), draw.integers(5, 4), weights=np.array([0.5, 0, 2, 1.0]))
         ),
-        Sample("ignored", lambda draw: call(draw.normal(4, 5), _ids(0, -100, 4, -100), ignore_index=-100)),
-        Sample("smoothing and z-loss", lambda draw: call(draw.normal(4, 5), draw.integers(5, 4), **_OPTIONS)),
+        Sample(
+            "ignored", lambda draw: call(draw.normal(4, 5), _ids(0, -100, 4, -100), ignore_index=-100), thorough=True
+        ),
+        Sample(
+            "smoothing and z-loss", lambda draw: call(draw.normal(4, 5), draw.integers(5, 4), **_OPTIONS), thorough=True
+        ),
         Sample(
             "time range", lambda draw: call(draw.normal(2, 2, 5), draw.integers(5, 2, 2), time_range=(1, 1), **_OPTIONS)
         ),
@@ -182,6 +192,7 @@ _LINEAR_CROSS_ENTROPY = OpSpec(
         Sample(
             "three chunks, the last filled up",
             lambda draw: call(draw.normal(7, 3), draw.normal(5, 3), draw.integers(5, 7), draw.normal(5), chunk_size=3),
+            thorough=True,
         ),
         Sample(
             "all options",

@@ -63,7 +63,11 @@ _CONCATENATE = OpSpec(
     "exact",
     (
         Sample("last axis", lambda draw: call([draw.normal(2, 3), draw.normal(2, 1)])),
-        Sample("first of three", lambda draw: call([draw.normal(1, 3), draw.normal(2, 3), draw.normal(4, 3)], axis=0)),
+        Sample(
+            "first of three",
+            lambda draw: call([draw.normal(1, 3), draw.normal(2, 3), draw.normal(4, 3)], axis=0),
+            thorough=True,
+        ),
         Sample("one array", lambda draw: call([draw.normal(5)], axis=-1)),
     ),
     (
@@ -109,7 +113,9 @@ _UPDATE = OpSpec(
     "exact",
     (
         Sample("a box", lambda draw: call(draw.normal(4, 5), draw.normal(2, 3), [_int32(1)[0], _int32(2)[0]])),
-        Sample("a row of rank 3", lambda draw: call(draw.normal(2, 3, 2), draw.normal(2, 1, 2), [0, 2, 0])),
+        Sample(
+            "a row of rank 3", lambda draw: call(draw.normal(2, 3, 2), draw.normal(2, 1, 2), [0, 2, 0]), thorough=True
+        ),
         Sample("all of it", lambda draw: call(draw.normal(3), draw.normal(3), [0])),
         Sample(
             "past the end",
@@ -146,7 +152,7 @@ _TAKE = OpSpec(
     "exact-sum",
     (
         Sample("rows, repeated", lambda draw: call(draw.normal(5, 3), _int32(4, 0, 4))),
-        Sample("matrix of indices", lambda draw: call(draw.normal(5, 3), draw.integers(5, 2, 3))),
+        Sample("matrix of indices", lambda draw: call(draw.normal(5, 3), draw.integers(5, 2, 3)), thorough=True),
         Sample("last axis", lambda draw: call(draw.normal(2, 3, 4), draw.integers(4, 2), axis=-1)),
         Sample("one row", lambda draw: call(draw.normal(5, 3), np.int32(2))),
         Sample("narrow indices", lambda draw: call(draw.normal(300), np.array([7, 0], np.int8), axis=0)),
