@@ -39,3 +39,15 @@ def to_jax(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
     wrapped = jax.custom_vjp(lambda *args: f(*args))  # jax would make arguments of f's defaults
     wrapped.defvjp(forward, backward)
     return functools.update_wrapper(lambda *args: wrapped(*args), f)
+
+
+def evaluated_as(value: Callable[..., PyTree], derivative: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """A function computed as `value`, which jax, where it differentiates one of our gradients, takes for `derivative`.
+
+    Args:
+        value: a function of arrays that jax may not be able to differentiate, a loop of unknown length say.
+        derivative: an equal function that it can.
+    """
+    wrapped = jax.custom_jvp(value)
+    wrapped.defjvp(lambda primals, tangents: jax.jvp(derivative, primals, tangents))
+    return wrapped

@@ -12,6 +12,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from riftco import _compat
 from riftco.autodiff.box import Box, is_floating
+from riftco.autodiff.bridge import evaluated_as
 from riftco.autodiff.control import Packed, replaced, spread
 from riftco.autodiff.tape import Op, Program, Static, barrier, record, refuse_boxes, settle
 from riftco.types import PyTree
@@ -83,36 +84,50 @@ def _checkpoint_bwd(saved: Any, ct: Any, *, f: _FlatFunction) -> Any:
             return f(replaced(leaves, chosen, boxes)), None
 
         _, _, program, residuals = record(of_chosen, [leaves[i] for i in chosen], ["checkpoint input"] * len(chosen))
-        return _Recorded(residuals, program)
+        inputs = {id(leaf): i for i, leaf in enumerate(leaves)}
+        made = [x for x in residuals if id(x) not in inputs]
+        return _Recorded(made, program, tuple(inputs.get(id(x)) for x in residuals))
 
-    recorded = _as_a_loop(again, leaves, ct_leaves) if _must_keep_bits(leaves, ct_leaves) else again(leaves)
-    residuals, ct_leaves = settle((recorded.residuals, ct_leaves))
+    if _must_keep_bits(leaves, ct_leaves):
+        recorded = evaluated_as(functools.partial(_as_a_loop, again), lambda leaves, _: again(leaves))(
+            leaves, ct_leaves
+        )
+    else:
+        recorded = again(leaves)
+    residuals, ct_leaves = settle((recorded.residuals(leaves), ct_leaves))
     return (spread(needs.value, recorded.program.backward(residuals, ct_leaves)),)
 
 
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class _Recorded:
-    """What the second run saved: arrays, and the program that they belong to."""
+    """What the second run saved: the arrays that it made, their program, and which residuals are inputs."""
 
-    residuals: list[Any]
+    made: list[Any]
     program: Program
+    inputs: tuple[int | None, ...]  # for each residual, which argument it is; None for one that was made
 
     def tree_flatten(self) -> tuple[list[Any], Any]:
-        return self.residuals, self.program
+        return self.made, (self.program, self.inputs)
 
     @classmethod
-    def tree_unflatten(cls, program: Any, residuals: Any) -> "_Recorded":
-        return cls(list(residuals), program)
+    def tree_unflatten(cls, static: Any, made: Any) -> "_Recorded":
+        return cls(list(made), *static)
+
+    def residuals(self, leaves: list[Any]) -> list[Any]:
+        """All of the program's residuals, in its order."""
+        made = iter(self.made)
+        return [next(made) if i is None else leaves[i] for i in self.inputs]
 
 
 def _must_keep_bits(leaves: list[Any], cts: list[Any]) -> bool:
     """Whether this run is compiled for a CPU, where checkpointing promises equal bits, and recorded by nothing else."""
-    arrays = [*leaves, *(ct for ct in cts if ct is not None)]
+    floating = [ct for ct in cts if ct is not None and is_floating(ct)]
     return (
         jax.default_backend() == "cpu"
-        and not any(isinstance(x, Box) or _compat.is_concrete(x) or _compat.varying_axes(x) for x in arrays)
-        and any(is_floating(ct) for ct in cts if ct is not None)
+        and bool(floating)
+        and not _compat.is_concrete(floating[0])
+        and not any(isinstance(x, Box) or _compat.varying_axes(x) for x in (*leaves, *floating))
     )
 
 
@@ -127,19 +142,18 @@ def _as_a_loop(again: Callable[[list[Any]], _Recorded], leaves: list[Any], cts: 
     # 0, though no compiler can know: 1 only where the cotangent is not finite, when the step is lost anyway.
     hidden_zero = (jnp.ravel(probe)[0] * 0 != 0).astype(jnp.int32)
     kept = jax.eval_shape(again, leaves)
-    stacked = [x[None] for x in leaves]
 
     def body(state: Any) -> Any:
         i, buffers = state
-        recorded = again([lax.dynamic_index_in_dim(x, i, keepdims=False) for x in stacked])
+        made = again(leaves).made
         return i + 1, [
-            lax.dynamic_update_index_in_dim(buffer, x, i, 0)
-            for buffer, x in zip(buffers, recorded.residuals, strict=True)
+            lax.dynamic_update_index_in_dim(buffer, x, i, 0) for buffer, x in zip(buffers, made, strict=True)
         ]
 
-    start = [jnp.zeros((1, *x.shape), x.dtype) for x in kept.residuals]
+    start = [jnp.zeros((1, *x.shape), x.dtype) for x in kept.made]
     _, buffers = lax.while_loop(lambda state: state[0] < 1 + hidden_zero, body, (jnp.int32(0), start))
-    return _Recorded([lax.dynamic_index_in_dim(x, hidden_zero, keepdims=False) for x in buffers], kept.program)
+    made = [lax.dynamic_index_in_dim(x, hidden_zero, keepdims=False) for x in buffers]
+    return _Recorded(made, kept.program, kept.inputs)
 
 
 _checkpoint = Op("checkpoint", _checkpoint_impl, _checkpoint_fwd, _checkpoint_bwd, takes_needs=True)

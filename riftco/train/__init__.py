@@ -13,7 +13,7 @@ from riftco.train.loop import NonFiniteStep, TrainResult, train
 from riftco.train.mesh import batch_sharding, parse_mesh, place_batch, process_rows, shardings
 from riftco.train.metrics import TrainRecord, ValidationRecord, read_records
 from riftco.train.step import StepMetrics, TrainState, abstract_state, init_state, make_train_step, state_shardings
-from riftco.train.streams import Streams, streams
+from riftco.train.randomness import Streams, streams
 
 __all__ = [
     "Evaluation",

@@ -21,7 +21,7 @@ from riftco.models import DecoderConfig, decay_mask
 from riftco.optim import AdamState, accumulate, adam, schedule
 from riftco.train.config import TrainConfig
 from riftco.train.mesh import batch_sharding, replicated, shardings
-from riftco.train.streams import streams
+from riftco.train.randomness import streams
 from riftco.types import Array, PyTree
 
 
