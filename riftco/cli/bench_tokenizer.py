@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from riftco.errors import RiftcoError
+
 
 def standard_library_text(size: int) -> str:
     """The sources of the running Python, concatenated in path order and cut to about `size` bytes of UTF-8.
@@ -57,10 +59,16 @@ def _race(ours: Callable[[], Any], theirs: Callable[[], Any], repeats: int) -> t
 
 def measure(text: str, vocab_size: int, repeats: int) -> dict[str, float]:
     """Speeds in MB per CPU second, and ratios ours / theirs; ids are checked to be equal first."""
-    import tokenizers
-    from tokenizers.models import BPE
-    from tokenizers.pre_tokenizers import ByteLevel
-    from tokenizers.trainers import BpeTrainer
+    try:
+        import tokenizers
+        from tokenizers.models import BPE
+        from tokenizers.pre_tokenizers import ByteLevel
+        from tokenizers.trainers import BpeTrainer
+    except ImportError as error:
+        raise RiftcoError(
+            "bench tokenizer: the library `tokenizers`, the peer of the race, is required; it is not installed; "
+            "pip install 'riftco[test]' installs it"
+        ) from error
 
     from riftco.tokenizers import BPETokenizer
 

@@ -1,7 +1,8 @@
 """The peer of `riftco bench train`: the same transformer as one writes it for `jax.grad` and optax.
 
 Idiomatic on purpose: einsum attention in [B, T, H, K], kernels [in, out], `jax.nn.gelu`, one `lax.scan` over stacked
-layers, `optax.adamw` behind `optax.clip_by_global_norm`. Nothing of riftco's rules is used.
+layers, `optax.adamw` behind `optax.clip_by_global_norm`. Nothing of riftco's rules is used. optax comes with the `test`
+extra alone, so it is imported when the twin is built, not with this module.
 """
 
 from collections.abc import Callable
@@ -9,13 +10,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
+from riftco.errors import RiftcoError
 from riftco.models.config import DecoderConfig
+
+
+def _optax() -> Any:
+    """The library, or one sentence that says where it comes from."""
+    try:
+        import optax
+    except ImportError as error:
+        raise RiftcoError(
+            "bench train: optax, which the peer's step is written with, is required; it is not installed; "
+            "pip install 'riftco[test]' installs it"
+        ) from error
+    return optax
 
 
 def init(key: Any, c: DecoderConfig) -> Any:
     """Parameters of a GPT of this configuration, blocks stacked on a leading axis."""
+    _optax()  # missing, it stops the race before anything is compiled
     keys = iter(jax.random.split(key, 16))
 
     def dense(*shape: int) -> Any:
@@ -75,11 +89,12 @@ def loss(params: Any, tokens: Any, targets: Any, c: DecoderConfig, checkpoint: b
     body = lambda x, p: (block(x, p, c), None)
     x, _ = jax.lax.scan(jax.checkpoint(body) if checkpoint else body, x, params["blocks"])
     logits = _layer_norm(params["lnf"], x) @ params["head"]
-    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+    return _optax().softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
 def train_step(c: DecoderConfig, checkpoint: bool = False) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """`(init(params) -> optimizer state, step(params, state, tokens, targets) -> (params, state, loss))`."""
+    optax = _optax()
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, b2=0.99, weight_decay=0.1))
 
     def step(params: Any, state: Any, tokens: Any, targets: Any) -> Any:

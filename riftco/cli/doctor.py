@@ -14,13 +14,12 @@ from riftco.cli.verbs import Action
 from riftco.errors import RiftcoError
 
 _PACKAGES = (
-    "jax", "jaxlib", "numpy", "flax", "chex", "orbax-checkpoint", "safetensors", "tokenizers", "regex", "rich",
-    "PyYAML",
+    "jax", "jaxlib", "numpy", "chex", "orbax-checkpoint", "etils", "safetensors", "regex", "rich", "PyYAML",
 )  # fmt: skip
 _EXTRAS = {
     "test": (
-        "pytest hypothesis jaxtyping beartype optax onnxruntime tiktoken",
-        "the test suite, and riftco bench train",
+        "pytest hypothesis optax tokenizers",
+        "the test suite, and the peers of riftco bench",
     ),
     "parity": ("torch transformers", "checks against transformers and PyTorch"),
     "tpu": ("libtpu", "training and generating on TPUs"),
