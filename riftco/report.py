@@ -5,7 +5,6 @@ It is made from the run's files alone, so it can be made again, on another machi
 """
 
 import html
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ import yaml
 import riftco
 from riftco.charts import Point, Series, line_chart, smooth
 from riftco.errors import DataError
+from riftco.files import json_lines, replace_file
 
 Record = dict[str, Any]
 
@@ -47,7 +47,7 @@ def write_report(run_dir: str | os.PathLike[str], path: str | os.PathLike[str] |
         The path written.
 
     Raises:
-        DataError: run_dir holds no metrics.jsonl, or config.yaml is not YAML.
+        DataError: run_dir holds no metrics.jsonl, a configuration is not YAML, or the page cannot be written.
     """
     directory = Path(run_dir)
     if not (directory / "metrics.jsonl").is_file():
@@ -60,9 +60,12 @@ def write_report(run_dir: str | os.PathLike[str], path: str | os.PathLike[str] |
     config = _read_config(directory / "config.yaml")
     page = _page(directory.resolve().name, records, config, samples, torn + torn_samples)
     target = Path(path) if path is not None else directory / "report.html"
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
-    aside.write_text(page, encoding="utf-8", errors="replace")
-    aside.replace(target)
+    try:
+        replace_file(target, page.encode(errors="replace"))
+    except OSError as error:
+        raise DataError(
+            f"report: it must be possible to write the page; {target}: {error.strerror}; choose another place"
+        ) from error
     return target
 
 
@@ -71,17 +74,8 @@ def write_report(run_dir: str | os.PathLike[str], path: str | os.PathLike[str] |
 
 def _read_lines(path: Path) -> tuple[list[Record], int]:
     """The JSON objects of a JSON-lines file, and how many lines were not one; nothing where there is no file."""
-    if not path.is_file():
-        return [], 0
-    records: list[Record] = []
-    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            records.append(record)
+    lines = json_lines(path)
+    records = [line.record for line in lines if line.record is not None]
     return records, len(lines) - len(records)
 
 

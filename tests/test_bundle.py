@@ -244,7 +244,7 @@ def test_a_save_that_fails_leaves_the_old_bundle(saved, tmp_path, params, tokeni
     rename = os.rename
 
     def last_rename_fails(source, target):
-        if str(source).endswith(".new"):
+        if str(source).endswith("new"):
             assert not saved.exists()  # the old bundle has been set aside
             full_disk()
         rename(source, target)

@@ -243,6 +243,16 @@ def test_a_failure_leaves_the_old_dataset_and_no_traces(tmp_path):
         data.prepare(tmp_path / "text.txt", blocked / "set", Bytes())
 
 
+def test_the_tokenizer_is_inside_when_the_directory_appears(tmp_path):
+    class Saved(Bytes):
+        def save(self, directory):
+            assert not (tmp_path / "set").exists()
+            write(directory / "tokenizer.json", "{}")
+
+    prepared(tmp_path, tokenizer=Saved())
+    assert (tmp_path / "set" / "tokenizer.json").is_file()
+
+
 def test_a_source_that_changes_while_it_is_read_is_an_error(tmp_path):
     class Meddler(Bytes):
         def encode(self, text):

@@ -14,7 +14,7 @@ ROOT = Path(riftco.__file__).parent
 
 # The longest prefix decides. A module imports only modules of its own layer (without cycles between packages) or below.
 LAYERS = {
-    0: ("errors", "types", "tree", "_compat"),
+    0: ("errors", "files", "types", "tree", "_compat"),
     1: ("oracle", "cajal", "analysis"),
     2: ("autodiff", "pallas"),
     3: ("ops",),

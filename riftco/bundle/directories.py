@@ -1,14 +1,13 @@
-"""Directories that appear whole or not at all: written beside their place, flushed to disk, renamed into it."""
+"""Where a bundle may be written: nowhere that holds anything else."""
 
 import contextlib
 import os
-import secrets
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from riftco.bundle.manifest import MANIFEST
 from riftco.errors import BundleError
+from riftco.files import new_directory
 
 
 @contextlib.contextmanager
@@ -32,39 +31,8 @@ def published(destination: Path, *, force: bool) -> Iterator[Path]:
             raise BundleError(
                 f"bundle: force replaces only a bundle; {destination} holds no {MANIFEST}; choose another path"
             )
-    aside = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}")
-    fresh, old = aside.with_name(aside.name + ".new"), aside.with_name(aside.name + ".old")
     try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        fresh.mkdir()
-        yield fresh
-        _flush(fresh)
-        if force and destination.is_dir():
-            os.rename(destination, old)
-        # A rename onto a directory with content fails, so nothing that appeared meanwhile is lost.
-        os.rename(fresh, destination)
-        _flush_entry(destination.parent)
+        with new_directory(destination, replace=force) as fresh:
+            yield fresh
     except OSError as error:
-        raise BundleError(f"bundle: {destination} cannot be written: {error.strerror or error}") from error
-    finally:
-        if old.exists() and not destination.exists():
-            os.rename(old, destination)
-        shutil.rmtree(old, ignore_errors=True)
-        shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _flush(directory: Path) -> None:
-    for path in sorted(directory.iterdir()):
-        _flush_entry(path)
-    _flush_entry(directory)
-
-
-def _flush_entry(path: Path) -> None:
-    """Wait until the disk has a file, or a directory's names; only POSIX can do the latter."""
-    if path.is_dir() and os.name != "posix":
-        return
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() or os.name == "posix" else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        raise BundleError(f"bundle: {destination} cannot be written: {error.strerror}") from error

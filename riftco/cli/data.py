@@ -1,7 +1,6 @@
 """`riftco data prepare|check|show`."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any, Literal
 
 from riftco.cli import tokenizer as tokenizer_verb
@@ -45,7 +44,6 @@ def run_prepare(options: PrepareOptions, console: Console) -> dict[str, Any]:
         validation_paths=held_out,
         force=options.force,
     )
-    made.save(Path(options.out_dir))
     return _report(options.out_dir, data.check(options.out_dir, tokenizer=made), console)
 
 

@@ -1,5 +1,7 @@
 """Behind `riftco data prepare | check | show`: text files to token shards, a full check, a window in words."""
 
+import contextlib
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from riftco.data._atomic import new_directory, write_synced
 from riftco.data._checks import positive_integer
 from riftco.data.corpus import (
     DEFAULT_SEPARATOR,
@@ -25,6 +26,7 @@ from riftco.data.shards import Dataset, ShardWriter, open_dataset, shard_dtype
 from riftco.data.text import file_sha256, validation_size
 from riftco.data.windows import require_window
 from riftco.errors import DataError
+from riftco.files import new_directory
 
 TOKENS_PER_SHARD = 1 << 27
 
@@ -48,7 +50,7 @@ def prepare(
     Args:
         paths: files or patterns, .jsonl files as rows of {"text": …}, any other as plain text.
         out_dir: the directory to make.
-        tokenizer: has encode, vocab_size and fingerprint.
+        tokenizer: has encode, vocab_size and fingerprint; where it has save, the directory gets its tokenizer.json.
         validation_fraction: share of the characters, from the end, for validation; 0 for none; by default 0.1.
         validation_paths: an explicit validation side instead.
         separator: stands between two documents.
@@ -72,7 +74,7 @@ def prepare(
         point = whole.characters - validation_size(whole.characters, share)
         parts = {"train": (whole, 0, point), "validation": (whole, point, whole.characters)}
     sources = tuple(dict.fromkeys(source for side, _, _ in parts.values() for source in side.sources))
-    with new_directory(Path(out_dir), force=force, may_replace=is_dataset) as directory:
+    with _new_dataset(Path(out_dir), force=force) as directory:
         splits = {}
         for name, (side, start, stop) in parts.items():
             text = _characters(corpus_pieces(side.files, separator), start, stop)
@@ -88,8 +90,25 @@ def prepare(
             sources=sources,
             splits=splits,
         )
-        write_synced(directory / FILE_NAME, manifest.to_json().encode("utf-8"))
+        if hasattr(tokenizer, "save"):
+            tokenizer.save(directory)
+        (directory / FILE_NAME).write_bytes(manifest.to_json().encode())
     return open_dataset(out_dir)
+
+
+@contextlib.contextmanager
+def _new_dataset(destination: Path, *, force: bool) -> Iterator[Path]:
+    """A directory to fill that takes the place of nothing, of an empty directory, or with `force` of a dataset."""
+    is_taken = destination.exists() and not (destination.is_dir() and not any(destination.iterdir()))
+    if is_taken and not force:
+        raise DataError(f"data: the output directory must be new; '{destination}' exists; choose another or use force")
+    if is_taken and not is_dataset(destination):
+        raise DataError(f"data: force replaces only a dataset; '{destination}' is none; choose another directory")
+    try:
+        with new_directory(destination, replace=force) as directory:
+            yield directory
+    except OSError as error:
+        raise DataError(f"data: cannot write '{os.path.abspath(destination)}': {error.strerror}") from error
 
 
 def _encode(writer: ShardWriter, tokenizer: Any, pieces: Iterable[str]) -> Split:

@@ -12,11 +12,11 @@ approximated. Reading is in `hf_read`.
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from riftco.errors import TokenizerError
+from riftco.files import replace_file
 from riftco.tokenizers import byte_level
 from riftco.tokenizers.base import Tokenizer
 from riftco.tokenizers.bpe import BPETokenizer
@@ -149,24 +149,14 @@ def tokenizer_config(tokenizer: Tokenizer, **fields: Any) -> dict[str, Any]:
 
 
 def write(tokenizer: Tokenizer, path: str | os.PathLike[str]) -> Path:
-    """Write `tokenizer.json`, aside and then renamed into place; `path` is a .json file or a directory."""
+    """Write `tokenizer.json`, in one step; `path` is a .json file or a directory."""
     target = Path(path)
     if target.suffix != ".json":
         target = target / "tokenizer.json"
     text = json.dumps(to_json(tokenizer), ensure_ascii=False, indent=1) + "\n"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, aside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(aside, 0o644)
-            os.replace(aside, target)
-        except BaseException:
-            os.unlink(aside)
-            raise
+        replace_file(target, text)
     except OSError as error:
         raise TokenizerError(f"save: {target} cannot be written ({error.strerror}); choose a writable place") from error
     return target

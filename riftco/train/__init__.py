@@ -12,8 +12,8 @@ from riftco.train.interruption import Interrupted
 from riftco.train.loop import NonFiniteStep, TrainResult, train
 from riftco.train.mesh import batch_sharding, parse_mesh, place_batch, process_rows, shardings
 from riftco.train.metrics import TrainRecord, ValidationRecord, read_records
-from riftco.train.step import StepMetrics, TrainState, abstract_state, init_state, make_train_step, state_shardings
 from riftco.train.randomness import Streams, streams
+from riftco.train.step import StepMetrics, TrainState, abstract_state, init_state, make_train_step, state_shardings
 
 __all__ = [
     "Evaluation",

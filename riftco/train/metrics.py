@@ -8,11 +8,12 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TextIO, TypeAlias
 
 from riftco.errors import DataError
+from riftco.files import json_lines, replace_file
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,8 +66,6 @@ class ValidationRecord:
 
 
 Record: TypeAlias = TrainRecord | ValidationRecord
-TIME_FIELDS = ("tokens_per_second",)
-"""What differs between two runs of the same numbers."""
 
 
 def perplexity(loss: float) -> float:
@@ -84,15 +83,15 @@ def to_json(record: Record) -> str:
     return json.dumps(clean, allow_nan=False)
 
 
-def _from_json(line: str) -> Record | None:
+def _record(line: Mapping[str, Any]) -> Record | None:
+    values = dict(line)
     try:
-        values = json.loads(line)
         kind = {"train": TrainRecord, "validation": ValidationRecord}[values.pop("phase")]
         for name in ("loss", "perplexity", "grad_norm", "clip_scale"):
             if name in values and values[name] is None:
                 values[name] = math.inf
         return kind(**values)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError):
         return None
 
 
@@ -102,15 +101,15 @@ def read_records(path: str | os.PathLike[str]) -> tuple[Record, ...]:
     Raises:
         DataError: a line other than the last is not a record.
     """
-    path = Path(path)
-    if not path.is_file():
-        return ()
-    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last end of line is torn, or empty
     records = []
-    for number, line in enumerate(lines, 1):
-        record = _from_json(line.decode("utf-8", errors="replace"))
+    for line in json_lines(path):
+        if not line.is_whole:
+            break
+        record = None if line.record is None else _record(line.record)
         if record is None:
-            raise DataError(f"metrics: every line must be a record; line {number} of '{path}' is not; move it aside")
+            raise DataError(
+                f"metrics: every line must be a record; line {line.number} of '{path}' is not; move it aside"
+            )
         records.append(record)
     return tuple(records)
 
@@ -131,7 +130,7 @@ class MetricsLog:
         text = "".join(to_json(record) + "\n" for record in kept)
         try:
             if not self._path.is_file() or self._path.read_text(encoding="utf-8", errors="replace") != text:
-                _replace(self._path, text)
+                replace_file(self._path, text)
             self._file: TextIO = open(self._path, "a", encoding="utf-8", newline="\n")
         except OSError as error:
             raise DataError(f"metrics: cannot write '{self._path}': {error.strerror or error}") from error
@@ -149,12 +148,3 @@ class MetricsLog:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _replace(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(aside, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)

@@ -1,0 +1,89 @@
+"""Files and directories that appear whole or not at all."""
+
+import os
+
+import pytest
+
+from riftco.files import json_lines, new_directory, replace_file
+
+
+def _full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.tiny
+def test_a_file_is_replaced_and_nothing_else_stays(tmp_path):
+    path = tmp_path / "a.txt"
+    replace_file(path, "one\n")
+    replace_file(path, b"two\xff")
+    assert path.read_bytes() == b"two\xff" and os.listdir(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("name", ["fsync", "replace"])
+def test_a_failure_names_the_file_and_leaves_it_as_it_was(tmp_path, monkeypatch, name):
+    path = tmp_path / "a.txt"
+    replace_file(path, "one")
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space") as error:
+        patch.setattr(os, name, _full)
+        replace_file(path, "two")
+    assert error.value.filename == str(path) and error.value.strerror == "No space left on device"
+    assert path.read_text() == "one" and os.listdir(tmp_path) == ["a.txt"]
+    with pytest.raises(FileNotFoundError, match=r"b\.txt'"):
+        replace_file(tmp_path / "none" / "b.txt", "x")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="directories are flushed on POSIX alone")
+def test_the_file_and_its_directory_are_flushed(tmp_path, monkeypatch):
+    flushed, fsync = [], os.fsync
+
+    def watched(descriptor):
+        flushed.append(os.readlink(f"/proc/self/fd/{descriptor}") if os.path.isdir("/proc/self/fd") else "")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    replace_file(tmp_path / "a.txt", "x")
+    assert len(flushed) == 2 and flushed[1] in ("", str(tmp_path))
+    with new_directory(tmp_path / "d") as place:
+        (place / "sub").mkdir()
+        (place / "sub" / "a").write_text("x")
+    assert len(flushed) == 2 + 4  # the file, its directory, the new one, the one around it
+
+
+def test_a_directory_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+    place = tmp_path / "d"
+    with pytest.raises(ZeroDivisionError), new_directory(place) as fresh:
+        (fresh / "a").write_text("half")
+        _ = 1 / 0
+    assert os.listdir(tmp_path) == []
+    place.mkdir()
+    with new_directory(place) as fresh:  # an empty one gives way
+        (fresh / "a").write_text("one")
+    with pytest.raises(OSError, match="d'"), new_directory(place):
+        pass
+    rename = os.rename
+
+    def last_rename_fails(source, target):
+        if str(source).endswith("new"):
+            assert not place.exists()
+            _full()
+        rename(source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(os, "rename", last_rename_fails)
+        with new_directory(place, replace=True):
+            pass
+    assert (place / "a").read_text() == "one" and os.listdir(tmp_path) == ["d"]
+    with new_directory(place, replace=True) as fresh:
+        (fresh / "b").write_text("two")
+    assert os.listdir(place) == ["b"] and os.listdir(tmp_path) == ["d"]
+
+
+@pytest.mark.tiny
+def test_json_lines_say_what_is_no_object_and_what_is_torn(tmp_path):
+    path = tmp_path / "a.jsonl"
+    assert json_lines(path) == []
+    path.write_bytes('{"a": "x\u2028y"}\n\n[1]\n{"a": 2}\n{"a'.encode())
+    lines = json_lines(path)
+    assert [line.number for line in lines] == [1, 3, 4, 5]
+    assert [line.record for line in lines] == [{"a": "x\u2028y"}, None, {"a": 2}, None]
+    assert [line.is_whole for line in lines] == [True, True, True, False]
