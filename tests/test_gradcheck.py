@@ -7,7 +7,7 @@ import pytest
 
 from riftco import gradcheck, models
 from riftco.autodiff import control, recompute, tape, value_and_grad
-from riftco.errors import ConfigError, GradError
+from riftco.errors import ConfigError
 from riftco.ops import attend, linalg
 from riftco.ops.check import CheckResult
 from riftco.tree import named_leaves
@@ -38,19 +38,16 @@ def test_loops_pass(name):
 def test_ops_by_name_and_the_table():
     rows = gradcheck.rows(["relu", "neg"])
     assert failures(rows) == []
-    gradcheck.require_passed(rows)
     lines = gradcheck.table(rows).splitlines()
     assert [line.split()[0] for line in lines[1:3]] == ["relu", "neg"]
     assert lines[1].endswith("ok") and lines[-1] == f"{len(rows)} of {len(rows)} checks passed."
 
 
 @pytest.mark.tiny
-def test_a_failure_is_printed_and_raised():
+def test_a_failure_is_printed():
     rows = [CheckResult("mul", "2x3", "float64", 0.01, 1e-13), CheckResult("add", "2x3", "float64", 0.0, 1e-13)]
     text = gradcheck.table(rows)
     assert "FAILED mul [2x3] float64: error 0.01, accepted 1e-13" in text and "1 of 2 checks passed." in text
-    with pytest.raises(GradError, match="1 of 2 failed, in mul"):
-        gradcheck.require_passed(rows)
 
 
 @pytest.mark.tiny

@@ -72,6 +72,7 @@ ELEMENTWISE = [
     paired("gelu", X, approximate=True),
     paired("swiglu", X, Y),
     paired("dropout", X, MASK, rate=0.25),
+    paired("astype", X, dtype=np.float64),
 ]
 
 X3 = normal(2, 3, 4)
@@ -237,6 +238,11 @@ def test_the_oracle_loads_no_jax():
 
 
 # ---------------------------------------------------------------------------- known answers, elementwise and shapes
+
+
+def test_astype_rounds_and_its_cotangent_does_not():
+    assert oracle.astype(np.array([0.1]), np.float16)[0] == float(np.float16(0.1))
+    assert oracle.astype_vjp(np.array([0.1]), np.array([0.3]), dtype=np.float16)[0] == 0.3
 
 
 @pytest.mark.tiny

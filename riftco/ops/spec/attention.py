@@ -96,7 +96,9 @@ _ATTENTION = OpSpec(
         BadInput("no such rule", lambda: ops.attention(_Q, _Q, _Q, implementation="fast"), ConfigError, "one of plain"),
     ),
     forward=lambda q, k, v, **options: oracle.attention(q, k, v, **_without_implementation(options)),
-    backward=lambda args, dy, options: oracle.attention_vjp(*args, dy, **_without_implementation(options)),
+    backward=lambda args, dy, options: oracle.attention_vjp(
+        args[0], args[1], args[2], dy, **_without_implementation(options)
+    ),
 )
 
 

@@ -1,5 +1,7 @@
 """Arithmetic, elementary functions and activations."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +19,7 @@ def _concrete(name: str, value: float, fragment: str) -> BadInput:
     return BadInput(f"entry {value}", lambda: getattr(ops, name)(jnp.array([1.0, value])), DomainError, fragment)
 
 
+_ARRAY: Any = jnp.ones(3)
 _EXTREME = [-1e3, -20.0, 0.0, 20.0, 1e3]
 
 
@@ -134,7 +137,7 @@ _POW = OpSpec(
     ),
     (
         BadInput("integers", lambda: ops.pow(jnp.arange(3), 2), DTypeError, "floating dtype"),
-        BadInput("array exponent", lambda: ops.pow(jnp.ones(3), jnp.ones(3)), DTypeError, "Python number"),
+        BadInput("array exponent", lambda: ops.pow(jnp.ones(3), _ARRAY), DTypeError, "Python number"),
         BadInput("root of a negative", lambda: ops.pow(jnp.array([-1.0]), 0.5), DomainError, "fractional exponent"),
         BadInput("1 / 0", lambda: ops.pow(jnp.array([0.0]), -2), DomainError, "negative exponent"),
     ),

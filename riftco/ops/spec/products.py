@@ -163,7 +163,9 @@ _CROSS_ENTROPY = OpSpec(
         BadInput("time range", lambda: ops.cross_entropy(_X, _IDS, time_range=(1, 2)), ShapeError, "time range"),
         BadInput("weights", lambda: ops.cross_entropy(_X, _IDS, weights=jnp.ones(3)), ShapeError, "weights must be"),
     ),
-    backward=lambda args, dy, kwargs: oracle.cross_entropy_vjp(*args, dy, **kwargs)[:2],  # the third is its weights'
+    backward=lambda args, dy, kwargs: oracle.cross_entropy_vjp(args[0], args[1], dy, **kwargs)[
+        :2
+    ],  # the third is its weights'
 )
 
 
@@ -178,8 +180,8 @@ def _linear_loss_twin(x: Any, weight: Any, targets: Any, bias: Any = None, **opt
 
 def _linear_loss_vjp(args: tuple[Any, ...], dy: Any, kwargs: Any) -> tuple[Any, ...]:
     options = {name: value for name, value in kwargs.items() if name != "chunk_size"}
-    bias = args[3] if len(args) > 3 else None
-    return oracle.linear_cross_entropy_vjp(*args[:3], dy, bias=bias, **options)
+    x, weight, targets, bias = (*args, None)[:4]
+    return oracle.linear_cross_entropy_vjp(x, weight, targets, dy, bias=bias, **options)
 
 
 _HEAD = jnp.ones((4, 3))

@@ -76,7 +76,7 @@ _CONCATENATE = OpSpec(
         BadInput("two dtypes", lambda: ops.concatenate([_X, jnp.ones((2, 3), jnp.bfloat16)]), DTypeError, "one dtype"),
     ),
     # The twin takes the list as its only argument, and answers with the list's own cotangents.
-    backward=lambda args, dy, kwargs: (list(oracle.concatenate_vjp(*args, dy, **kwargs)),),
+    backward=lambda args, dy, kwargs: (list(oracle.concatenate_vjp(args[0], dy, **kwargs)),),
 )
 
 _SPLIT = OpSpec(
