@@ -12,7 +12,8 @@ from riftco.cli import bench
 from riftco.errors import RiftcoError
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, OPTIONS = SETTINGS["project"], SETTINGS["tool"]["pytest"]["ini_options"]["addopts"]
 MODULE_OF = {"orbax-checkpoint": "orbax", "pyyaml": "yaml", "riftco-transformer": "riftco_transformer"}
 
 
@@ -50,7 +51,10 @@ def test_a_plain_install_brings_what_the_package_imports_and_no_more():
 
 
 def test_the_extras_bring_what_the_tests_and_the_races_import():
-    assert imported(ROOT / "tests") - RUNTIME == EXTRAS["test"] | {"torch", "transformers"}
+    # pytest loads its plugin by itself: the default options ask for it.
+    plugins = {"pytest-xdist"}
+    assert imported(ROOT / "tests") - RUNTIME == EXTRAS["test"] - plugins | {"torch", "transformers"}
+    assert plugins <= EXTRAS["test"] and "-n auto" in OPTIONS
     assert imported(ROOT / "riftco") - RUNTIME <= EXTRAS["test"] | EXTRAS["parity"]
     assert {"torch", "transformers"} <= EXTRAS["parity"]
 

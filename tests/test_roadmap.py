@@ -1,6 +1,8 @@
-"""docs/roadmap.md answers every line, and every test that it names exists."""
+"""docs/roadmap.md answers every line, and every test and every public name in it exists."""
 
 import ast
+import functools
+import importlib
 import re
 from pathlib import Path
 
@@ -40,3 +42,35 @@ def test_every_row_is_answered_and_its_last_cell_is_tests_or_a_dash():
         assert row[2] == "—" or re.fullmatch(r"tests/[\w/]+\.py::\w+(, tests/[\w/]+\.py::\w+)*", row[2]), row
         if row[1] == "open":
             assert row[2] == "—", row
+
+
+def found(name):
+    """The object of a dotted name below riftco: the longest prefix that is a module, then attributes."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            module = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        return functools.reduce(getattr, parts[count:], module)
+    raise ModuleNotFoundError(name)
+
+
+def test_every_public_name_in_an_answer_exists():
+    names = {name for row in ROWS for name in re.findall(r"`(riftco(?:\.\w+)+)", row[1]) if name != "riftco.json"}
+    assert len(names) > 40
+    missing = []
+    for name in sorted(names):
+        try:
+            found(name)
+        except (ModuleNotFoundError, AttributeError):
+            missing.append(name)
+    assert missing == []
+
+
+def test_every_command_in_an_answer_exists():
+    from riftco.cli.verbs import VERBS
+
+    commands = {verb for row in ROWS for verb in re.findall(r"`riftco (\w+)", row[1])}
+    assert len(commands) > 3
+    assert commands <= set(VERBS)

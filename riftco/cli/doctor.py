@@ -18,7 +18,7 @@ _PACKAGES = (
 )  # fmt: skip
 _EXTRAS = {
     "test": (
-        "pytest hypothesis optax tokenizers",
+        "pytest xdist hypothesis optax tokenizers",
         "the test suite, and the peers of riftco bench",
     ),
     "parity": ("torch transformers", "checks against transformers and PyTorch"),
