@@ -38,6 +38,10 @@ class ConfigError(RiftcoError, ValueError):
     """A configuration, flag or option is not acceptable."""
 
 
+class UnsupportedError(RiftcoError, NotImplementedError):
+    """What was asked for is a known choice that this build does not have; nothing else is put in its place."""
+
+
 class DataError(RiftcoError, ValueError):
     """A corpus, a token shard or a batch source is not usable."""
 

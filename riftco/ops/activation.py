@@ -172,4 +172,4 @@ def dropout(x: Array, key: Any, rate: float) -> Array:
         return x
     if key is None:
         raise DTypeError("dropout: a random key is required when the rate is positive; got None. Pass dropout_key=.")
-    return _dropout(x, jax.random.bernoulli(key, 1.0 - rate, x.shape), rate=rate)
+    return _dropout(x, jax.random.bernoulli(key, 1.0 - rate, x.shape), rate=float(rate))

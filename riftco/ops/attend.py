@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from riftco.autodiff.box import Box, unbox
 from riftco.autodiff.tape import Op
-from riftco.errors import ConfigError
+from riftco.errors import ConfigError, UnsupportedError
 from riftco.ops import blockwise, validate
 from riftco.ops.elementwise import astype, exp, tanh, where
 from riftco.ops.linalg import einsum
@@ -152,7 +152,8 @@ def _prepare(q: Any, k: Any, v: Any, scale: Any, cap: Any, options: dict[str, An
     if cap is not None and not cap > 0:
         raise ConfigError(f"{who}: logits_soft_cap must be positive or None; got {cap}.")
     sees = visibility(q.shape[0], q.shape[1], k.shape[1], **options)
-    return q, k, v, sees, float(q.shape[3] ** -0.5 if scale is None else scale)
+    # Python numbers: a NumPy scalar would bring its own dtype.
+    return q, k, v, sees, float(q.shape[3] ** -0.5 if scale is None else scale), None if cap is None else float(cap)
 
 
 def attention(
@@ -191,20 +192,21 @@ def attention(
         logits_soft_cap: c, or None.
         scale: None for 1/sqrt(K).
         implementation: "plain" holds all scores [B, H, T, S]; "blockwise" holds one block of queries, skips what is
-            masked, and saves one row statistic [B, H, T]; None takes the faster for the device.
+            masked, and saves no more than a few times q, k and v; None takes the faster for the device.
         interpret: run a kernel by its interpreter; the two rules here have none and refuse it.
 
     Returns:
         [B, T, H, K] in q's dtype; softmax in float32 or wider.
 
     Raises:
-        ShapeError, DTypeError, ConfigError: if arguments do not fit. NotImplementedError: for an implementation that
-        this build does not have; a named one is never replaced by another.
+        ShapeError, DTypeError, ConfigError: if arguments do not fit. UnsupportedError (a NotImplementedError): for an
+        implementation that this build does not have; a named one is never replaced by another.
 
     Gradient:
-        dV = Pᵀ dO, dS = P (dO Vᵀ - rowsum(P dO Vᵀ)), dQ = scale dS K, dK = scale dSᵀ Q. Plain saves q, k, v and P;
-        blockwise saves q, k, v and the logsumexp of each row, and makes P again. Any order (beyond the first by the
-        plain rule).
+        dV = Pᵀ dO, dS = P (dO Vᵀ - rowsum(P dO Vᵀ)), dQ = scale dS K, dK = scale dSᵀ Q. Plain saves q, k, v and P.
+        Blockwise saves q, k, v and the logsumexp of each row, and makes P again; beyond 1024 queries it saves the
+        output as well, and up to there, without a cap, the blocks of P that are not masked where they are no larger
+        than q, k and v together. Any order (beyond the first by the plain rule).
 
     Source:
         Vaswani et al. 2017, arXiv:1706.03762, eq. 1; Dao 2023, arXiv:2307.08691, alg. 1 and 2.
@@ -217,13 +219,13 @@ def attention(
         "q_offset": q_offset,
         "kv_lengths": kv_lengths,
     }
-    q, k, v, sees, scale = _prepare(q, k, v, scale, logits_soft_cap, options)
+    q, k, v, sees, scale, cap = _prepare(q, k, v, scale, logits_soft_cap, options)
     how = choose(implementation, q, k)
     if interpret:
-        raise NotImplementedError(
+        raise UnsupportedError(
             f"attention[{how}]: not a kernel, so there is nothing to interpret; leave interpret False."
         )
-    return _attention(q, k, v, sees, scale=scale, cap=logits_soft_cap, how=how)
+    return _attention(q, k, v, sees, scale=scale, cap=cap, how=how)
 
 
 def choose(implementation: str | None, q: Any, k: Any) -> str:
@@ -236,7 +238,7 @@ def choose(implementation: str | None, q: Any, k: Any) -> str:
             f"attention: implementation must be None or one of {', '.join(IMPLEMENTATIONS)}; got {implementation!r}."
         )
     if implementation not in ("plain", "blockwise"):
-        raise NotImplementedError(
+        raise UnsupportedError(
             f"attention[{implementation}]: this build has no such kernel; use None, 'plain' or 'blockwise'."
         )
     return implementation
@@ -271,6 +273,6 @@ def attention_weights(
         "q_offset": q_offset,
         "kv_lengths": kv_lengths,
     }
-    q, k, _, sees, scale = _prepare(q, k, k, scale, logits_soft_cap, options)
-    weights = plain_weights(q, _silence(k, sees), sees, scale, logits_soft_cap)
+    q, k, _, sees, scale, cap = _prepare(q, k, k, scale, logits_soft_cap, options)
+    weights = plain_weights(q, _silence(k, sees), sees, scale, cap)
     return reshape(weights, (q.shape[0], q.shape[2], q.shape[1], k.shape[1]))

@@ -122,12 +122,14 @@ _astype = Op(
 
 def _extremum(name: str, impl: Any, wins: Any) -> Op:
     def fwd(x: Any, y: Any) -> Any:
-        return op(x, y), (wins(x, y), unbox(x) == unbox(y))
+        # Where either is NaN no one wins: both masks say so, and the derivative is NaN as the value is.
+        nan = jnp.isnan(unbox(x)) | jnp.isnan(unbox(y))
+        return op(x, y), (wins(x, y) | nan, (unbox(x) == unbox(y)) | nan)
 
     def bwd(saved: Any, ct: Any) -> Any:
         first, equal = saved
-        half = 0.5 * ct
-        return where(equal, half, where(first, ct, 0.0)), where(equal, half, where(first, 0.0, ct))
+        shared = where(first, jnp.nan, 0.5 * ct)
+        return where(equal, shared, where(first, ct, 0.0)), where(equal, shared, where(first, 0.0, ct))
 
     op = Op(name, impl=impl, fwd=fwd, bwd=bwd)
     return op
@@ -140,7 +142,10 @@ _minimum = _extremum("minimum", jnp.minimum, lambda x, y: x < y)
 
 
 def _pair(who: str, x: Any, y: Any) -> tuple[Any, Any]:
-    """Both operands, checked; at most one may be a Python number."""
+    """Both operands, checked; at most one may be a number, of Python or NumPy, which takes the array's dtype."""
+    y = validate.static_scalar(y)
+    if not validate.is_scalar(y):
+        x = validate.static_scalar(x)
     if validate.is_scalar(y):
         return validate.floating(who, "the array", x), y
     if validate.is_scalar(x):
@@ -154,8 +159,8 @@ def add(x: Array, y: Array | float) -> Array:
     """`x + y`, element by element.
 
     Args:
-        x: floating array, or a Python number if `y` is an array.
-        y: array of the same shape and dtype, or a Python number.
+        x: floating array, or a number if `y` is an array.
+        y: array of the same shape and dtype, or a number of Python or NumPy, which takes the array's dtype.
 
     Raises:
         ShapeError: if the shapes differ. DTypeError: if the dtypes differ or are not floating.
@@ -291,7 +296,7 @@ def pow(x: Array, exponent: float) -> Array:
     Gradient:
         ct * exponent * x**(exponent - 1). Saves x. Any order.
     """
-    x = validate.floating("pow", "x", x)
+    x, exponent = validate.floating("pow", "x", x), validate.static_scalar(exponent)
     if not validate.is_scalar(exponent):
         raise DTypeError(f"pow: the exponent must be a Python number; got {type(exponent).__name__}.")
     if isinstance(exponent, float) and exponent.is_integer():
@@ -307,7 +312,8 @@ def maximum(x: Array, y: Array | float) -> Array:
     """The larger of `x` and `y`, element by element; arguments and errors as `add`.
 
     Gradient:
-        ct to the larger; half to each where they are equal. Saves two masks. Any order.
+        ct to the larger; half to each where they are equal; NaN to both where either is NaN. Saves two masks. Any
+        order.
     """
     x, y = _both_arrays("maximum", x, y)
     return _maximum(x, y)
@@ -317,7 +323,8 @@ def minimum(x: Array, y: Array | float) -> Array:
     """The smaller of `x` and `y`, element by element; arguments and errors as `add`.
 
     Gradient:
-        ct to the smaller; half to each where they are equal. Saves two masks. Any order.
+        ct to the smaller; half to each where they are equal; NaN to both where either is NaN. Saves two masks. Any
+        order.
     """
     x, y = _both_arrays("minimum", x, y)
     return _minimum(x, y)
@@ -350,7 +357,7 @@ def where(condition: Array, x: Array | float, y: Array | float) -> Array:
     if condition.dtype != jnp.bool_:
         raise DTypeError(f"where: the condition must be boolean; got {condition.dtype}.")
     x, y = _pair("where", x, y)
-    array = y if validate.is_scalar(x) else x
+    array: Any = y if validate.is_scalar(x) else x
     validate.require(
         "where",
         tuple(condition.shape) == tuple(array.shape),

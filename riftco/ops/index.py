@@ -11,8 +11,7 @@ from riftco.types import Array
 
 def _safe(indices: Any, size: int) -> Any:
     """Indices with every negative one sent past the end, where gathers give NaN and scatters drop."""
-    if indices.dtype.itemsize < 4:  # a narrow dtype may not hold `size`
-        indices = indices.astype(jnp.int32)
+    indices = validate.wide_integer(indices)
     return jnp.where(indices < 0, size, indices)
 
 

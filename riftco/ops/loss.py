@@ -74,7 +74,7 @@ def _cross_entropy_bwd(saved: Any, ct: Any, smoothing: float, z_loss: float) -> 
 
 _cross_entropy = Op(
     "cross_entropy",
-    impl=lambda *args, smoothing, z_loss: _rows(*args, smoothing, z_loss)[0],
+    impl=lambda logits, targets, weights, **options: _rows(logits, targets, weights, **options)[0],
     fwd=_cross_entropy_fwd,
     bwd=_cross_entropy_bwd,
 )
@@ -155,7 +155,8 @@ def cross_entropy(
         logits and each row's logsumexp. Any order.
     """
     who = "cross_entropy"
-    logits, targets = validate.floating(who, "logits", logits), validate.integer(who, "targets", targets)
+    logits = validate.floating(who, "logits", logits)
+    targets = validate.wide_integer(validate.integer(who, "targets", targets))
     fits = logits.ndim >= 1 and tuple(logits.shape[:-1]) == tuple(targets.shape)
     validate.require(
         who, fits, "logits must be [..., V] for targets [...]", f"{list(logits.shape)}, {list(targets.shape)}"
@@ -257,7 +258,7 @@ def linear_cross_entropy(
     """
     who = "linear_cross_entropy"
     x, weight = validate.floating(who, "x", x), validate.floating(who, "weight", weight)
-    targets = validate.integer(who, "targets", targets)
+    targets = validate.wide_integer(validate.integer(who, "targets", targets))
     validate.same_dtype(who, x, weight, *(() if bias is None else (bias,)))
     fits = x.ndim >= 1 and weight.ndim == 2 and x.shape[-1] == weight.shape[1] and x.shape[:-1] == targets.shape
     validate.require(

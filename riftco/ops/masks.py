@@ -85,8 +85,11 @@ def visibility(
 ) -> Visibility:
     """The checked options of one call."""
     who = "attention"
-    if window is not None and (not isinstance(window, int) or window < 1):
-        raise ConfigError(f"{who}: window must be a positive integer or None; got {window!r}.")
+    if window is not None:
+        size = validate.index(window)
+        if size is None or size < 1:
+            raise ConfigError(f"{who}: window must be a positive integer or None; got {window!r}.")
+        window = size
     if (q_segment_ids is None) != (kv_segment_ids is None):
         raise ConfigError(f"{who}: q_segment_ids and kv_segment_ids must be given together.")
     arrays = {}

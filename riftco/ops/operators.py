@@ -4,6 +4,7 @@ import builtins
 from typing import Any
 
 from riftco.errors import ShapeError
+from riftco.ops import validate
 from riftco.ops.elementwise import add, div, mul, neg, pow, sub
 from riftco.ops.linalg import matmul
 from riftco.ops.shape import reshape, slice
@@ -13,16 +14,12 @@ __all__ = ["add", "div", "getitem", "matmul", "mul", "neg", "pow", "sub"]
 
 
 def getitem(x: Array, index: Any) -> Array:
-    """`x[index]` for integers, slices with positive steps, `...` and None.
+    """`x[index]` for integers (of Python or NumPy; a bool is none), slices with positive steps, `...` and None.
 
     Raises:
         ShapeError: for anything else; use `riftco.ops.take` for arrays of indices.
     """
-    parts = index if isinstance(index, tuple) else (index,)
-    if not all(p is None or p is Ellipsis or isinstance(p, (int, builtins.slice)) for p in parts):
-        raise ShapeError(
-            "[]: only integers, slices, ... and None can index a differentiated array; use riftco.ops.take."
-        )
+    parts = tuple(_part(p) for p in (index if isinstance(index, tuple) else (index,)))
     named = [p for p in parts if p is not None and p is not Ellipsis]
     if len(named) > x.ndim or parts.count(Ellipsis) > 1:
         raise ShapeError(f"[]: too many indices for an array of rank {x.ndim}.")
@@ -51,3 +48,15 @@ def getitem(x: Array, index: Any) -> Array:
         strides.append(step)
         axis += 1
     return reshape(slice(x, starts, limits, strides), shape)
+
+
+def _part(part: Any) -> Any:
+    if part is None or part is Ellipsis or isinstance(part, builtins.slice):
+        return part
+    number = validate.index(part)
+    if number is None:
+        raise ShapeError(
+            "[]: only integers, slices, ... and None can index a differentiated array; got "
+            f"{type(part).__name__}; use riftco.ops.take."
+        )
+    return number

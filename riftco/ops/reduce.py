@@ -18,7 +18,7 @@ Axes = tuple[int, ...]
 def _axes(who: str, x: Any, axis: int | tuple[int, ...] | None) -> Axes:
     if axis is None:
         return tuple(range(x.ndim))
-    return tuple(validate.axis(who, x, a) for a in ((axis,) if isinstance(axis, int) else axis))
+    return tuple(validate.axis(who, x, a) for a in (axis if isinstance(axis, tuple | list) else (axis,)))
 
 
 def _kept(shape: tuple[int, ...], axes: Axes) -> tuple[int, ...]:
@@ -73,13 +73,16 @@ def mean(x: Array, axis: int | tuple[int, ...] | None = None, keepdims: bool = F
 def _max_fwd(x: Any, axes: Axes, keepdims: bool) -> Any:
     out = _max(x, axes=axes, keepdims=keepdims)
     plain = unbox(x)
-    winners = plain == jnp.broadcast_to(jnp.reshape(unbox(out), _kept(plain.shape, axes)), plain.shape)
-    return out, (winners, jnp.sum(winners, axis=axes, keepdims=True))
+    top = jnp.reshape(unbox(out), _kept(plain.shape, axes))
+    # Where the largest is NaN, the entries that are NaN get it back as their share.
+    winners = jnp.isnan(plain) | (plain == jnp.broadcast_to(top, plain.shape))
+    count = jnp.sum(winners, axis=axes, keepdims=True).astype(plain.dtype)
+    return out, (winners, jnp.where(jnp.isnan(top), top, 1.0 / count))
 
 
 def _max_bwd(saved: Any, ct: Any, axes: Axes, keepdims: bool) -> Any:
-    winners, count = saved
-    share = jnp.broadcast_to(1.0 / count.astype(ct.dtype), winners.shape)
+    winners, share = saved
+    share = jnp.broadcast_to(share, winners.shape)
     return (where(winners, mul(expand(ct, axes, winners.shape), share), 0.0),)
 
 
@@ -95,7 +98,7 @@ def max(x: Array, axis: int | tuple[int, ...] | None = None, keepdims: bool = Fa
     """The largest entry over `axis`, or over everything; arguments and errors as `sum`.
 
     Gradient:
-        ct to the largest entries, in equal shares. Saves a mask. Any order.
+        ct to the largest entries, in equal shares; NaN to entries that are NaN. Saves a mask and the share. Any order.
     """
     x = validate.floating("max", "x", x)
     axes = _axes("max", x, axis)

@@ -35,7 +35,7 @@ def _rope_bwd(saved: Any, ct: Any, sign: float) -> Any:
     return dx, dcos, dsin
 
 
-_rope = Op("rope", impl=lambda *args, sign: _rotate(*args, sign), fwd=_rope_fwd, bwd=_rope_bwd, takes_needs=True)
+_rope = Op("rope", impl=_rotate, fwd=_rope_fwd, bwd=_rope_bwd, takes_needs=True)
 
 
 def rope(x: Array, cos: Array, sin: Array) -> Array:
@@ -43,7 +43,8 @@ def rope(x: Array, cos: Array, sin: Array) -> Array:
 
     Args:
         x: queries or keys [B, T, H, K], K even.
-        cos: cosines [T, K/2], or [B, T, K/2] for positions of each row, of x's dtype (`riftco.layers.rope_tables`).
+        cos: cosines [T, K/2], or [B, T, K/2] for positions of each row, of x's dtype (`rope_tables` of
+            `riftco.models.rotary_tables` makes them).
         sin: sines, like `cos`.
 
     Returns:

@@ -1,5 +1,6 @@
 """Checks that ops make on their arguments: on shapes and dtypes always, on data when it can be looked at."""
 
+import operator
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,6 +15,29 @@ from riftco.tree import describe
 def is_scalar(x: Any) -> bool:
     """Whether `x` is a Python number, which takes the dtype of the array beside it."""
     return isinstance(x, (int, float)) and not isinstance(x, bool)
+
+
+def static_scalar(x: Any) -> Any:
+    """A NumPy scalar as the Python number that it stands for, so that it takes the array's dtype; all else as it is.
+
+    `np.float64` is a subclass of `float`, yet it has a dtype and would promote a bfloat16 array.
+    """
+    if isinstance(x, np.generic):
+        if jnp.issubdtype(x.dtype, jnp.integer):
+            return int(x)
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            return float(x)
+    return x
+
+
+def index(value: Any) -> int | None:
+    """`value` as a Python integer if it is an integer of any kind; None if it is not, or is a bool."""
+    if isinstance(value, bool | np.bool_):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def array(who: str, name: str, x: Any) -> Any:
@@ -41,6 +65,11 @@ def integer(who: str, name: str, x: Any) -> Any:
     return x
 
 
+def wide_integer(x: Any) -> Any:
+    """Integers narrower than 32 bits as int32: a narrow dtype may not hold the size that its values stay below."""
+    return x.astype(jnp.int32) if jnp.dtype(x.dtype).itemsize < 4 else x
+
+
 def same(who: str, x: Any, y: Any) -> None:
     """Refuse two arrays whose shapes or dtypes differ: broadcasting and promotion are asked for, never implied."""
     if tuple(x.shape) != tuple(y.shape):
@@ -62,9 +91,10 @@ def same_dtype(who: str, *arrays: Any) -> None:
 
 def axis(who: str, x: Any, value: int) -> int:
     """A non-negative axis of `x`."""
-    if not isinstance(value, int) or not -x.ndim <= value < x.ndim:
+    number = index(value)
+    if number is None or not -x.ndim <= number < x.ndim:
         raise ShapeError(f"{who}: axis must be an integer in [{-x.ndim}, {x.ndim}); got {value!r}.")
-    return value % x.ndim
+    return number % x.ndim
 
 
 def require(who: str, condition: bool, required: str, came: Any) -> None:
