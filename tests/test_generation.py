@@ -76,6 +76,26 @@ def test_learned_positions_are_run_again_past_the_context() -> None:
     np.testing.assert_allclose(session.step(IDS[17]), full_logits(params, LEARNED, IDS[9:18])[-1], atol=2e-5)
 
 
+@pytest.mark.parametrize("page_size", [4, 5, 16])
+def test_pages_that_do_not_divide_the_context_show_no_more_of_the_past(page_size: int) -> None:
+    config = DecoderConfig(23, 6, 16, 4, 2, 32, norm="rms", mlp="swiglu", position="rope")
+    params = params_of(config)
+    sessions = [Session(params, config), Session(params, config, cache="paged", page_size=page_size)]
+    for s in sessions:
+        s.prefill(IDS[:4])
+    for i in IDS[4:20]:
+        assert np.array_equal(*[np.asarray(s.step(i)) for s in sessions])
+
+
+@pytest.mark.parametrize("cache", ["contiguous", "paged"])
+def test_a_bfloat16_session_runs_and_stays_near_float32(cache: str) -> None:
+    params = params_of(ROPE)
+    session = Session(params, ROPE, cache=cache, dtype=jnp.bfloat16)
+    got = np.stack([np.asarray(session.prefill(IDS[:5])), *(np.asarray(session.step(i)) for i in IDS[5:9])])
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_allclose(got.astype(np.float32), full_logits(params, ROPE, IDS[:9])[4:], atol=0.05)
+
+
 @pytest.mark.parametrize("cache", ["contiguous", "paged"])
 def test_slots_not_written_yet_may_hold_nan(cache: str) -> None:
     params = params_of(ROPE)

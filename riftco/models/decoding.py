@@ -3,8 +3,9 @@
 Layers are laid out one after another, each with its own arrays: a scan over stacked weights would copy each layer's
 weights for every token. Inference only; nothing here is recorded.
 
-A cache has a number of slots. Position p is written to slot p mod slots, so that a model with rotary positions goes on
-past its context by forgetting the oldest position (rotary scores depend on distances alone).
+A cache has a number of slots, of which the first `context` are used: whole pages may hold more. Position p is written
+to slot p mod context, so that a model with rotary positions goes on past its context by forgetting the oldest position
+(rotary scores depend on distances alone).
 """
 
 import functools
@@ -19,6 +20,7 @@ from riftco import layers, ops
 from riftco.models.config import DecoderConfig
 from riftco.models.decoder import cast, embed, head
 from riftco.models.rotary_tables import rope_tables
+from riftco.ops.norm import statistics_dtype
 from riftco.types import Array, PyTree
 
 
@@ -63,9 +65,9 @@ class ContiguousCache(NamedTuple):
             _replaced(self.values, layer, place(self.values[layer], v)),
         )
 
-    def read(self, layer: int) -> tuple[Array, Array]:
-        """Keys and values of a layer, [B, G, S, K]."""
-        return self.keys[layer], self.values[layer]
+    def read(self, layer: int, slots: int) -> tuple[Array, Array]:
+        """Keys and values of a layer's first slots, [B, G, slots, K]."""
+        return self.keys[layer][:, :, :slots], self.values[layer][:, :, :slots]
 
 
 class PagedCache(NamedTuple):
@@ -95,12 +97,12 @@ class PagedCache(NamedTuple):
             self.table,
         )
 
-    def read(self, layer: int) -> tuple[Array, Array]:
-        """Keys and values of a layer, [B, G, S, K], gathered from their pages."""
+    def read(self, layer: int, slots: int) -> tuple[Array, Array]:
+        """Keys and values of a layer's first slots, [B, G, slots, K], gathered from their pages."""
 
         def gather(pool: Array) -> Array:
             pages = pool[:, self.table]  # [G, B, S / N, N, K]
-            return jnp.moveaxis(jnp.reshape(pages, (*pages.shape[:2], -1, pages.shape[-1])), 1, 0)
+            return jnp.moveaxis(jnp.reshape(pages, (*pages.shape[:2], -1, pages.shape[-1])), 1, 0)[:, :, :slots]
 
         return gather(self.keys[layer]), gather(self.values[layer])
 
@@ -192,7 +194,7 @@ def decode_step(
     Returns:
         Logits [B, V], and the cache.
     """
-    slots = cache.slots
+    slots = min(cache.slots, config.context)
     slot = position % slots
     # How long ago each slot was written, in positions; a slot not written yet would be from before the start.
     age = (position - jnp.arange(slots)) % slots
@@ -205,7 +207,7 @@ def decode_step(
         def attend(q: Array, k: Array, v: Array, i: int = i) -> Array:
             nonlocal cache
             cache = cache.write(i, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), slot)
-            return _attend_cached(q, *cache.read(i), visible)
+            return _attend_cached(q, *cache.read(i, slots), visible)
 
         x = _block(config, block, x, rope, attend)
     return _logits(params, x, config)[:, 0], cache
@@ -216,8 +218,7 @@ def _attend_cached(q: Array, k: Array, v: Array, visible: Array) -> Array:
     batch, _, heads, width = q.shape
     groups = k.shape[1]
     rows = jnp.reshape(q, (batch, groups, heads // groups, width))
-    wide = jnp.promote_types(jnp.float32, q.dtype) if q.dtype != jnp.float64 else q.dtype
-    scores = jnp.einsum("bgrk,bgsk->bgrs", rows, k, preferred_element_type=wide) * (width**-0.5)
+    scores = jnp.einsum("bgrk,bgsk->bgrs", rows, k, preferred_element_type=statistics_dtype(q)) * (width**-0.5)
     scores = jnp.where(visible[None, None, None, :], scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
     # A slot that is not visible may hold anything: 0 times NaN would be NaN.
