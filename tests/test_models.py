@@ -26,6 +26,7 @@ from riftco.models import (
     reference_init,
     spec,
 )
+from riftco.models.families import from_hf_config, to_hf_config
 from riftco.tree import differences, named_leaves
 
 GPT = DecoderConfig(27, 16, 32, 4, 2, 64, head_bias=True)
@@ -254,3 +255,20 @@ def test_presets_take_overrides_and_refuse_what_is_not_there():
         preset("huge")
     with pytest.raises(ConfigError, match="got depth"):
         preset("tiny", depth=3)
+
+
+def test_two_spellings_of_one_rope_type_must_agree():
+    values = to_hf_config(LLAMA, family="llama")
+    linear = {"factor": 2.0, "rope_theta": LLAMA.rope_theta}
+    for spelling in ({"type": "linear"}, {"rope_type": "linear"}, {"type": "linear", "rope_type": "linear"}):
+        read = from_hf_config({**values, "rope_scaling": {**linear, **spelling}, "rope_parameters": None})
+        assert read.rope_scaling == {"rope_type": "linear", "factor": 2.0}
+    with pytest.raises(ConfigError, match="type and rope_type must agree; got 'yarn' and 'linear'"):
+        scaling = {**linear, "type": "yarn", "rope_type": "linear"}
+        from_hf_config({**values, "rope_scaling": scaling, "rope_parameters": None})
+
+
+def test_params_that_are_not_the_configurations_are_refused_with_a_remedy_that_exists():
+    params = {**init(jax.random.key(0), GPT), "extra": jnp.ones(2)}
+    with pytest.raises(ShapeError, match="got extra; remove or merge them, or use the configuration"):
+        flatten(params, GPT)

@@ -155,8 +155,8 @@ def flatten(params: PyTree, config: DecoderConfig) -> dict[str, Any]:
         raise ShapeError(f"params: every leaf of the configuration must be there; {', '.join(missing)} missing")
     if extra := [name for name in found if name not in wanted]:
         raise ShapeError(
-            f"params: only leaves of the configuration may be there; got {', '.join(extra)}; pass adapters by "
-            "adapters=, or use the configuration that these params were made for"
+            f"params: only leaves of the configuration may be there; got {', '.join(extra)}; remove "
+            "or merge them, or use the configuration that these params were made for"
         )
     return {name: found[name] for name in wanted}
 

@@ -230,8 +230,9 @@ def _read_rope(values: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | No
             "the file"
         )
     for scaling in dictionaries:
-        scaling["rope_type"] = scaling.get("rope_type", scaling.pop("type", "default"))
-        scaling.pop("type", None)
+        legacy = scaling.pop("type", None)
+        _agree("type", legacy, "rope_type", scaling.get("rope_type"))
+        scaling.setdefault("rope_type", "default" if legacy is None else legacy)
     if len(dictionaries) == 2 and dictionaries[0] != dictionaries[1]:
         raise ConfigError(
             f"config.json: rope_scaling and rope_parameters must agree; got {dictionaries[0]} and {dictionaries[1]}"
