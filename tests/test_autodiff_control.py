@@ -229,6 +229,20 @@ def test_checkpoint_changes_no_bit_under_jit_with_dropout(rng, looped):
     assert float(jnp.abs(plain[1][0]["up"]).max()) > 0
 
 
+def test_checkpoint_of_a_function_whose_first_output_is_empty(rng):
+    x = jnp.asarray(rng.normal(size=3), jnp.float32)
+
+    def f(x):
+        return x[:0], ops.sum(ops.tanh(x) * x)
+
+    def total(f):
+        return jax.jit(riftco.grad(lambda x: ops.sum(f(x)[0]) + f(x)[1]))
+
+    np.testing.assert_array_equal(total(riftco.checkpoint(f))(x), total(f)(x))
+    empty = jax.jit(riftco.grad(lambda x: ops.sum(riftco.checkpoint(lambda x: x[:0] * 2.0)(x))))
+    np.testing.assert_array_equal(empty(x), 0.0)
+
+
 def test_checkpoint_saves_only_its_arguments(rng):
     p, x, keys = stacked(rng, 6), normal(rng, 5, 8), jax.random.split(jax.random.key(1), 6)
     weights = sum(a.nbytes for a in jax.tree.leaves(p))

@@ -10,7 +10,7 @@ import pytest
 import riftco
 from riftco import ops
 from riftco.autodiff import Op
-from riftco.errors import DTypeError, GradError, ShapeError
+from riftco.errors import ConfigError, DTypeError, GradError, ShapeError
 
 X = jnp.asarray([0.3, -1.2, 2.0])
 KEY = jax.random.key(0)
@@ -312,3 +312,23 @@ def test_checkpoint_names_an_array_that_is_gone_when_it_runs_again():
         return riftco.checkpoint(lambda v, mask: ops.where(mask, v, v * 2.0))(c, x > 0), ()
 
     np.testing.assert_allclose(riftco.grad(lambda x: ops.sum(riftco.scan(given, x, xs)[0]))(X), [1, 4, 1])
+
+
+@pytest.mark.parametrize(
+    ("f", "args", "what"),
+    [
+        (lambda x: jnp.arange(3), (X,), "output"),
+        (lambda x: x[:0], (X,), "output"),
+        (lambda n: jnp.ones(2), (jnp.arange(3),), "input"),
+        (lambda x: jnp.ones(2), (X[:0],), "input"),
+    ],
+)
+def test_a_check_that_compares_nothing_is_refused(f, args, what):
+    with pytest.raises(GradError, match=f"check_grads: a floating {what} that is not empty is required"):
+        riftco.check_grads(f, args)
+
+
+@pytest.mark.parametrize("options", [{"directions": 0}, {"order": 0}])
+def test_a_check_of_no_direction_or_order_is_refused(options):
+    with pytest.raises(ConfigError, match="check_grads: order and directions must be at least 1"):
+        riftco.check_grads(lambda x: x * x, (X,), **options)

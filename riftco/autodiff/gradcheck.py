@@ -11,7 +11,7 @@ from jax.tree_util import tree_leaves
 
 from riftco.autodiff.api import floating_part, vjp
 from riftco.autodiff.box import is_floating
-from riftco.errors import GradError
+from riftco.errors import ConfigError, GradError
 from riftco.types import PyTree
 
 
@@ -52,8 +52,11 @@ def check_grads(
         The largest error seen.
 
     Raises:
-        GradError: if an error passes the tolerance or is not finite.
+        GradError: if an error passes the tolerance or is not finite, or if there is nothing to compare: no floating
+            input or no floating output, or only empty ones. ConfigError: if `order` or `directions` is below 1.
     """
+    if order < 1 or directions < 1:
+        raise ConfigError(f"check_grads: order and directions must be at least 1; got {order} and {directions}.")
     with jax.enable_x64(True):
         moving, rebuild = floating_part(args)
         start = [jnp.asarray(np.asarray(leaf), jnp.float64) for leaf in moving]
@@ -74,6 +77,9 @@ def _check(
     rng: np.random.Generator,
 ) -> GradReport:
     out, pull = vjp(f, *start)
+    for what, arrays in (("input", start), ("output", out)):
+        if not any(x.size for x in arrays):
+            raise GradError(f"check_grads: a floating {what} that is not empty is required; got none to compare.")
     worst = 0.0
     for _ in range(directions):
         step = [_random_like(x, rng) for x in start]

@@ -125,7 +125,7 @@ def _must_keep_bits(leaves: list[Any], cts: list[Any]) -> bool:
     floating = [ct for ct in cts if ct is not None and is_floating(ct)]
     return (
         jax.default_backend() == "cpu"
-        and bool(floating)
+        and any(ct.size > 0 for ct in floating)
         and not _compat.is_concrete(floating[0])
         and not any(isinstance(x, Box) or _compat.varying_axes(x) for x in (*leaves, *floating))
     )
@@ -138,7 +138,7 @@ def _as_a_loop(again: Callable[[list[Any]], _Recorded], leaves: list[Any], cts: 
     sum are fused, in which order a row is added). Without checkpointing the residuals cross from one loop to another
     through stacked buffers; here they do the same, so both are compiled alike and give equal bits.
     """
-    probe = next(ct for ct in cts if ct is not None and is_floating(ct))
+    probe = next(ct for ct in cts if ct is not None and is_floating(ct) and ct.size > 0)
     # 0, though no compiler can know: 1 only where the cotangent is not finite, when the step is lost anyway.
     hidden_zero = (jnp.ravel(probe)[0] * 0 != 0).astype(jnp.int32)
     kept = jax.eval_shape(again, leaves)

@@ -9,7 +9,7 @@ Levels keep nested derivatives apart. Each `vjp` opens a trace with a number lar
 always lies above the derivative around it; an op unboxes only the highest level among its arguments and its rule,
 written in ops, meets the rest. This is what makes second derivatives free.
 
-Not here: the public functions (api.py), scan and checkpoint (control.py), any mathematics (riftco/ops).
+Not here: the public functions (api.py), scan (control.py), checkpoint (recompute.py), any mathematics (riftco/ops).
 """
 
 import contextlib
