@@ -1,7 +1,7 @@
 """riftco: a JAX/XLA-native language-model framework whose every derivative is written by hand.
 
 The catalogue of public names is here and nothing else: submodules load when they are first touched, so
-`import riftco.oracle` and `import riftco.cajal` bring no jax with them.
+`import riftco.oracle` brings no jax with it.
 """
 
 import importlib
@@ -26,18 +26,25 @@ _FROM = {
 _NAME_TO_MODULE = {name: module for module, names in _FROM.items() for name in names}
 _SUBMODULES = (
     "autodiff",
+    "backend",
     "bundle",
     "checkpoints",
     "data",
     "errors",
     "generation",
+    "gradcheck",
+    "interchange",
     "layers",
     "models",
     "ops",
     "optim",
     "oracle",
+    "report",
+    "sampling",
     "tokenizers",
     "train",
+    "tree",
+    "types",
 )
 
 __all__ = ["__version__", *_NAME_TO_MODULE, *_SUBMODULES]

@@ -54,6 +54,13 @@ def belongs_to_same_trace(x: Any, y: Any) -> bool:
     return getattr(x, "_trace", None) is getattr(y, "_trace", None)
 
 
+def automatic_mesh(devices: Any, axes: tuple[str, ...]) -> jax.sharding.Mesh:
+    """A mesh over an array of devices whose axes XLA's partitioner looks after; old versions know no other kind."""
+    kinds = getattr(jax.sharding, "AxisType", None)
+    options = {} if kinds is None else {"axis_types": (kinds.Auto,) * len(axes)}
+    return jax.sharding.Mesh(devices, axes, **options)
+
+
 def _inside_shard_map() -> bool:
     get_mesh = getattr(jax.sharding, "get_abstract_mesh", None)
     return get_mesh is not None and bool(getattr(get_mesh(), "manual_axes", ()))

@@ -10,8 +10,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from riftco import _compat
 from riftco.errors import BackendError, ConfigError
 from riftco.models import DecoderConfig, spec, unflatten
 from riftco.models.specification import LeafSpec
@@ -59,7 +60,7 @@ def parse_mesh(text: str | None, devices: list[Any] | None = None) -> Mesh | Non
             f"{len(devices)}; make the product {len(devices)}"
         )
     grid = np.array(devices[:wanted], dtype=object).reshape(tuple(sizes.values()))
-    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return _compat.automatic_mesh(grid, AXES)
 
 
 def partition(leaf: LeafSpec, mesh: Mesh) -> PartitionSpec:
