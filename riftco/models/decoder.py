@@ -147,13 +147,12 @@ def hidden_states(
         raise ConfigError(f"forward: grad_checkpoint must be 'none' or 'block'; got {grad_checkpoint!r}.")
     tokens, positions = _check_tokens(tokens, config, positions)
     dtype = None if dtype is None else jnp.dtype(dtype)
-    dropout = dropout_key is not None and config.dropout > 0.0
     x = embed(params, tokens, config, positions, dtype)
     keys = None
-    if dropout:
+    if dropout_key is not None and config.dropout > 0.0:
         keys = jax.random.split(jax.random.fold_in(dropout_key, 1), config.layers)
         x = ops.dropout(x, jax.random.fold_in(dropout_key, 0), config.dropout)
-    block = Block(config, attention, dtype, dropout)
+    block = Block(config, attention, dtype, keys is not None)
     body = checkpoint(block) if grad_checkpoint == "block" else block
     shared = (rope_for(config, tokens.shape[1], positions, x.dtype), segment_ids)
     x, _ = scan(body, x, (params["blocks"], keys), shared, unroll=unroll)
