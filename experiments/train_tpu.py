@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import riftco
@@ -93,6 +92,16 @@ def held_out_loss(params: Any, config: models.DecoderConfig, ids: Any, options: 
     return train.evaluate(params, config, windows, mesh=mesh).loss
 
 
+def refuse_failed(sent: tuple[int, Any, Any, Any] | None) -> None:
+    """Stop at a step, as (number, loss, stats, batch), of which nothing took effect."""
+    if sent is not None and not bool(sent[2].ok):
+        number, loss, stats, batch = sent
+        raise SystemExit(
+            f"step {number}: loss {float(loss)} or gradient norm {float(stats.grad_norm)} is not finite on "
+            f"{batch.describe()}"
+        )
+
+
 def main() -> None:
     options = arguments()
     if options.distributed or options.coordinator:
@@ -138,23 +147,30 @@ def main() -> None:
         print(f"{count:,} parameters, {jax.device_count()} devices, {jax.process_count()} processes, from step {first}")
         Path(options.out_dir).mkdir(parents=True, exist_ok=True)
     step = make_step(config, options, where, rows)
-    clock, loss = time.perf_counter(), jnp.float32(0)
+    clock, logged, before = time.perf_counter(), first, None
     for number in range(first, options.max_steps):
         batch = source.batch(number, my_rows)  # a function of (seed, step): nothing to skip after a restart
         arrays = {"tokens": batch.tokens, "targets": batch.targets}
         state, loss, stats = step(state, train.place_batch(arrays, mesh, options.batch_size))
         done = number + 1
-        if done % options.log_every == 0 or done == options.max_steps:
-            if not bool(stats.ok):
-                raise SystemExit(f"step {done}: loss {float(loss)} or a gradient is not finite on {batch.describe()}")
+        is_logged = done % options.log_every == 0 or done == options.max_steps
+        is_saved = done % options.save_every == 0 or done == options.max_steps
+        # Every step is looked at, one behind the device, so that this does not wait for the step just sent; but
+        # nothing is said or saved of a step before it is known to have worked.
+        refuse_failed(before)
+        before = (done, loss, stats, batch)
+        if is_logged or is_saved:
+            refuse_failed(before)
+        if is_logged:
             seconds, clock = time.perf_counter() - clock, time.perf_counter()
-            speed = options.log_every * options.batch_size * options.max_seq_length / seconds
+            speed = (done - logged) * options.batch_size * options.max_seq_length / seconds
+            logged = done
             record = {"phase": "train", "step": done, "loss": float(loss), "grad_norm": float(stats.grad_norm)}
             if is_first:
                 print(f"step {done:5}/{options.max_steps} | loss {record['loss']:.4f} | {speed:,.0f} tok/s", flush=True)
                 with open(Path(options.out_dir) / "metrics.jsonl", "a") as file:
                     file.write(json.dumps(record) + "\n")
-        if done % options.save_every == 0 or done == options.max_steps:
+        if is_saved:
             checkpoints.save(done, state, {"config": identity})  # every process takes part
     validation = held_out_loss(state.params, config, data.encode_text(tokenizer, text.validation), options, mesh)
     checkpoints.close()

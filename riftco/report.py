@@ -33,7 +33,7 @@ _FIGURES = (
 
 
 def write_report(run_dir: str | os.PathLike[str], path: str | os.PathLike[str] | None = None) -> Path:
-    """Write report.html from a run's metrics.jsonl and, where they exist, config.yaml and samples.jsonl.
+    """Write report.html from a run's metrics.jsonl and, where they exist, config.yaml (or run.yaml) and samples.jsonl.
 
     A value that is missing or not finite leaves a gap in its curve and a dash in the tables. A line that is not a JSON
     object (a torn last line, say) is left out, and the page says how many were.
@@ -57,7 +57,8 @@ def write_report(run_dir: str | os.PathLike[str], path: str | os.PathLike[str] |
         )
     records, torn = _read_lines(directory / "metrics.jsonl")
     samples, torn_samples = _read_lines(directory / "samples.jsonl")
-    config = _read_config(directory / "config.yaml")
+    # The command line's flags where it ran the training, else the library's own form.
+    config = _read_config(directory / "config.yaml") or _read_config(directory / "run.yaml")
     page = _page(directory.resolve().name, records, config, samples, torn + torn_samples)
     target = Path(path) if path is not None else directory / "report.html"
     try:
@@ -86,7 +87,7 @@ def _read_config(path: Path) -> list[tuple[str, str]]:
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DataError(f"report: config.yaml must be YAML; {path} is not ({str(error).splitlines()[0]}).") from error
+        raise DataError(f"report: {path.name} must be YAML; {path} is not ({str(error).splitlines()[0]}).") from error
     return list(_flatten(config)) if isinstance(config, dict) else []
 
 

@@ -263,6 +263,18 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+def test_damaged_metrics_are_named_once(tmp_path, caplog):
+    with Checkpoints(tmp_path, async_save=False) as checkpoints, caplog.at_level(logging.WARNING, "riftco.checkpoints"):
+        for step, loss in ((1, 2.0), (2, 3.0)):
+            checkpoints.save(step, small(step), {})
+            checkpoints.record(step, {"validation_loss": loss})
+        assert checkpoints.best() == 1 and not caplog.records
+        (tmp_path / "1" / "riftco_metrics.json").write_text('{"validation')
+        assert [checkpoints.best(), checkpoints.best()] == [2, 2]
+    assert len(caplog.records) == 1
+    assert "riftco_metrics.json is damaged" in caplog.text and "step 1" in caplog.text
+
+
 def test_a_kill_during_a_save_leaves_the_one_before(tmp_path, caplog):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
     child = subprocess.run(

@@ -142,13 +142,42 @@ def test_a_longer_run_goes_on_and_a_shorter_one_is_refused(copy):
 
 
 def test_a_fresh_start_needs_a_new_directory_or_force(copy):
-    with pytest.raises(ConfigError, match=r"holds a run; continue it with --resume auto, remove it with --force"):
+    with pytest.raises(ConfigError, match=r"holds a run .*; continue it with --resume auto, remove it with --force"):
         run(out_dir=str(copy))
     (copy / "notes.txt").write_text("mine")
     result = run(out_dir=str(copy), force=True, max_steps=3 + 1)
     assert result.step == 4 and [r.step for r in result.records] == [0, 1, 2, 3, 4, 4]
     assert [path.name for path in (copy / "checkpoints").iterdir()] == ["4"]
     assert (copy / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["final", "tokenizer.json", "samples.jsonl", "report.html", "run.yaml", "checkpoints"])
+@pytest.mark.parametrize("resume", ["never", "auto"])
+def test_nothing_of_a_run_is_removed_unasked(tmp_path, name, resume):
+    """Also where little of it is left: a copied bundle, a tokenizer trained into the directory."""
+    place = tmp_path / "run"
+    if "." in name:
+        place.mkdir()
+        (place / name).write_text("precious")
+    else:
+        (place / name).mkdir(parents=True)
+        (place / name / "weights").write_text("precious")
+    if (resume, name) == ("auto", "run.yaml"):  # cut off before its first checkpoint: nothing to lose
+        assert run(out_dir=str(place), resume=resume, max_steps=4).step == 4
+        return
+    with pytest.raises(ConfigError, match=name.replace(".", r"\.")):
+        run(out_dir=str(place), resume=resume)
+    assert [path.read_text() for path in place.rglob("*") if path.is_file()] == ["precious"]
+
+
+def test_a_finished_run_without_its_checkpoints_is_not_started_over(copy):
+    shutil.rmtree(copy / "checkpoints")
+    (copy / "final").mkdir()
+    before = sorted(path.name for path in copy.iterdir())
+    with pytest.raises(ConfigError, match=r"holds final, which a fresh start would remove.*--resume never --force"):
+        run(out_dir=str(copy), resume="auto")
+    assert sorted(path.name for path in copy.iterdir()) == before
+    assert len(read_records(copy / "metrics.jsonl")) == 28
 
 
 def test_another_configuration_is_refused_with_the_fields_that_differ(copy):

@@ -90,6 +90,14 @@ def test_a_configuration_survives_its_dict_and_refuses_unknown_keys():
         ({"warmup_steps": 1000}, "warmup_steps must be less than max_steps"),
         ({"resume": "last"}, "resume must be never, auto or the number of a step"),
         ({"resume": "auto"}, "resume needs an out_dir"),
+        ({"resume": 300}, "resume needs an out_dir"),
+        ({"resume": -1}, "resume must be never, auto or the number of a step; got '-1'"),
+        ({"resume": True}, "resume must be never, auto or the number of a step; got True"),
+        ({"resume": "²", "out_dir": "x"}, "resume must be"),
+        ({"resume": "auto", "out_dir": "x", "force": True}, "force removes the run that resume goes on with"),
+        ({"max_grad_norm": 0}, "TrainConfig: max_grad_norm must be a normal positive float32"),
+        ({"beta2": 1.0}, r"TrainConfig: beta2 must be in \[0, 1\)"),
+        ({"eps": 0.0}, "TrainConfig: eps must be"),
         ({"dtype": "int8"}, "dtype must be one of float32, bfloat16"),
     ],
 )
@@ -269,7 +277,7 @@ def test_a_run_writes_one_record_a_step_and_validates_when_due(tmp_path):
     assert saved == [5, 8, 10, 15, 16, 20, 24]
     order = [type(e) for e in seen if getattr(e, "step", None) == 8 or getattr(getattr(e, "record", e), "step", 0) == 8]
     assert order == [events.StepFinished, events.Saved, events.Validated]
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "config.yaml", "metrics.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "metrics.jsonl", "run.yaml"]
 
 
 def test_the_same_seed_gives_the_same_run_and_memory_equals_disk(tmp_path):
@@ -348,6 +356,36 @@ def test_ctrl_c_saves_and_stops_and_the_rest_can_be_resumed(tmp_path):
     resumed, whole = run(out_dir=str(tmp_path / "run"), resume="auto"), run()
     assert untimed(resumed.records) == untimed(whole.records)
     assert_same_bits(resumed.state, whole.state)
+
+
+def test_a_step_given_as_a_number_is_that_step():
+    assert TrainConfig(resume=300, out_dir="x").resume == "300"
+
+
+def test_attention_that_is_not_here_is_refused_before_anything_is_written(tmp_path):
+    for name, error in (("cudnn", NotImplementedError), ("flash", ConfigError)):
+        with pytest.raises(error, match=name):
+            run(out_dir=str(tmp_path / "run"), attention=name)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_start_that_fails_leaves_nothing_behind(tmp_path, is_there):
+    class Broken:
+        def __getattr__(self, name):
+            return getattr(make_source("uniform", OPTIONS), name)
+
+        def next(self, rows=None):
+            raise DataError("no batch")
+
+    place = tmp_path / "run"
+    if is_there:
+        place.mkdir()
+        (place / "notes.txt").write_text("mine")
+    validation = evaluation_windows(tokens()[400:], CONFIG.context, 4, padded=True)
+    with pytest.raises(DataError, match="no batch"):
+        train(CONFIG, TrainConfig(**OPTIONS, out_dir=str(place)), Broken(), validation=validation)
+    assert (os.listdir(place) if place.exists() else None) == (["notes.txt"] if is_there else None)
 
 
 def test_a_tokenizer_too_large_for_the_model_is_refused():

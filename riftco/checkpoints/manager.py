@@ -81,6 +81,7 @@ class Checkpoints:
         path = os.fspath(directory)
         self.directory = epath.Path(path if "://" in path else os.path.abspath(path))
         self.skipped = {}
+        self._unscored: set[int] = set()
         self._keep, self._best_metric, self._best_mode = keep, best_metric, best_mode
         self._async_save = async_save
         self._manager: ocp.CheckpointManager | None = None
@@ -229,11 +230,20 @@ class Checkpoints:
         return read_record(self.directory, step)["meta"]
 
     def metrics(self, step: int) -> dict[str, float]:
-        """The metrics of a step, saved and recorded. Raises CheckpointError if it is absent or damaged."""
+        """The metrics of a step, saved and recorded; those recorded are left out, with a warning, where they are damaged.
+
+        Raises CheckpointError if the step is absent or damaged.
+        """
         saved = read_record(self.directory, step)["metrics"]
+        path = self.directory / str(step) / _METRICS_FILE
         try:
-            return {**saved, **json.loads((self.directory / str(step) / _METRICS_FILE).read_text())}
-        except (OSError, ValueError):
+            return {**saved, **json.loads(path.read_text())}
+        except FileNotFoundError:
+            return saved
+        except (OSError, ValueError, TypeError) as error:
+            if step not in self._unscored:
+                self._unscored.add(step)
+                _LOG.warning("%s is damaged, so step %d may lose its place as the best: %s", path, step, error)
             return saved
 
     def restore(

@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 from riftco.errors import ConfigError, RiftcoError
 
 _HELP = ("-h", "--help", "help")
+# Asking for what this build does not have is a wrong command line too.
+_USAGE = (ConfigError, NotImplementedError)
 
 
 class Terminated(BaseException):
@@ -60,7 +62,7 @@ def _sentence(error: BaseException) -> tuple[str, int]:
     """What to say about a failure, and the exit status."""
     match error:
         case RiftcoError():
-            return str(error), getattr(error, "exit_code", 2 if isinstance(error, ConfigError) else 1)
+            return str(error), getattr(error, "exit_code", 2 if isinstance(error, _USAGE) else 1)
         case KeyboardInterrupt():
             return "interrupted", 130
         case Terminated():
@@ -140,12 +142,18 @@ def _failed(words: list[str], error: BaseException, message: str, status: int) -
 
         traceback.print_exception(error)
     message = " ".join(message.split())
-    if "--json" in words:
+    if words and _wants_json(words):
         import json
 
         print(json.dumps({"verb": words[0], "error": message, "exit_status": status}, ensure_ascii=False), flush=True)
     print(f"riftco: {message}", file=sys.stderr, flush=True)
     return status
+
+
+def _wants_json(words: list[str]) -> bool:
+    from riftco.cli.parse import wants_json
+
+    return "--json" in words if words[0] == "bench" else wants_json(words[1:])
 
 
 def _wants_traceback() -> bool:

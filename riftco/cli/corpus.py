@@ -30,9 +30,9 @@ class Corpus:
 def load(
     data: tuple[str, ...],
     *,
-    tokenizer: str,
+    tokenizer: str | None,
     vocab_size: int | None,
-    min_frequency: int,
+    min_frequency: int | None,
     validation_fraction: float | None,
     note: Callable[[str], None],
 ) -> Corpus:
@@ -40,9 +40,9 @@ def load(
 
     Args:
         data: files, globs, .jsonl files; or one directory: a prepared dataset, or one with train.* and valid.* files.
-        tokenizer: "byte", "bpe", or a path. A prepared dataset brings its own unless a path is given.
+        tokenizer: "byte", "bpe", a path, or None: a prepared dataset's own, or "bpe".
         vocab_size: the most ids of a BPE that is trained here.
-        min_frequency: for such a BPE.
+        min_frequency: for such a BPE; None for 2.
         validation_fraction: share of the text, from its end, for validation; None for 0.1, 0 for none.
         note: receives a line for each part of the work that may take long.
 
@@ -53,11 +53,15 @@ def load(
         raise UsageError("--data is required: text files, globs, .jsonl files, or a prepared dataset")
     directory = Path(data[0])
     if len(data) == 1 and directory.is_dir() and (directory / "manifest.json").is_file():
+        if min_frequency is not None:
+            raise UsageError(f"--min-frequency belongs to a tokenizer trained here; {directory} has its ids already")
         return _prepared(directory, tokenizer, validation_fraction)
+    tokenizer = "bpe" if tokenizer is None else tokenizer
+    tokenizer_verb.refuse_for_others(tokenizer, min_frequency=min_frequency)
     return _texts(data, tokenizer, vocab_size, min_frequency, validation_fraction, note)
 
 
-def _prepared(directory: Path, tokenizer: str, validation_fraction: float | None) -> Corpus:
+def _prepared(directory: Path, tokenizer: str | None, validation_fraction: float | None) -> Corpus:
     from riftco import data
 
     if validation_fraction is not None:
@@ -66,6 +70,11 @@ def _prepared(directory: Path, tokenizer: str, validation_fraction: float | None
         )
     dataset = data.open_dataset(directory)
     if tokenizer in ("byte", "bpe"):
+        raise UsageError(
+            f"--tokenizer {tokenizer} is for text; {directory} is a dataset of ids with a tokenizer of its own; "
+            "leave it out, or prepare the text again"
+        )
+    if tokenizer is None:
         if not (directory / "tokenizer.json").is_file():
             raise DataError(
                 f"data: {directory} has no tokenizer.json; name the tokenizer that made it with --tokenizer DIR"
@@ -76,14 +85,14 @@ def _prepared(directory: Path, tokenizer: str, validation_fraction: float | None
     return Corpus(made, dataset.train, dataset.validation, {"dataset": dataset.fingerprint})
 
 
-def _texts(
-    paths: tuple[str, ...],
-    tokenizer: str,
-    vocab_size: int | None,
-    min_frequency: int,
-    validation_fraction: float | None,
-    note: Callable[[str], None],
-) -> Corpus:
+def read_texts(paths: tuple[str, ...], validation_fraction: float | None) -> Any:
+    """The two sides of a corpus of text, a `riftco.data.TextSplit`.
+
+    Args:
+        paths: files and globs; or one directory with train.* and perhaps valid.* files, which is the held-out side
+            unless a fraction is given.
+        validation_fraction: share of the (training) text, from its end, that is held out; None for 0.1.
+    """
     from riftco import data
 
     held_out, named = None, paths
@@ -96,7 +105,25 @@ def _texts(
             )
         named = (str(splits["train"]),)
         held_out = str(splits["validation"]) if "validation" in splits and validation_fraction is None else None
-    texts = data.load_texts(named, validation_fraction=validation_fraction, validation_paths=held_out)
+    return data.load_texts(named, validation_fraction=validation_fraction, validation_paths=held_out)
+
+
+def sources(texts: Any) -> dict[str, str]:
+    """{path: SHA-256} of the files behind a `TextSplit`, as a bundle records them."""
+    return {source.path: source.sha256 for source in texts.sources}
+
+
+def _texts(
+    paths: tuple[str, ...],
+    tokenizer: str,
+    vocab_size: int | None,
+    min_frequency: int | None,
+    validation_fraction: float | None,
+    note: Callable[[str], None],
+) -> Corpus:
+    from riftco import data
+
+    texts = read_texts(paths, validation_fraction)
     if tokenizer == "bpe":
         note(f"training a tokenizer on {len(texts.train):,} characters")
     made = tokenizer_verb.build(tokenizer, texts.train, vocab_size, min_frequency)
@@ -106,4 +133,4 @@ def _texts(
         f"{len(texts.train):,} characters are {len(train):,} training tokens"
         + ("" if validation is None else f"; {len(validation):,} are held out")
     )
-    return Corpus(made, train, validation, {"sources": {source.path: source.sha256 for source in texts.sources}})
+    return Corpus(made, train, validation, {"sources": sources(texts)})

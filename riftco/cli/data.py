@@ -18,7 +18,9 @@ class PrepareOptions(Common):
     validation_fraction: float | None = flag(None, "share of the text, from its end, for validation", shown="0.1")
     tokenizer: str = flag("bpe", "byte, bpe, or a directory that holds a tokenizer.json", metavar="byte|bpe|DIR")
     vocab_size: int | None = flag(None, "the most ids of a BPE that is trained here", shown="512")
-    min_frequency: int = flag(2, "how often a pair must occur to become a token")
+    min_frequency: int | None = flag(
+        None, "how often a pair must occur to become a token of a BPE that is trained here", shown="2"
+    )
     out_dir: str = flag("dataset", "the directory to make", metavar="DIR")
     force: bool = flag(False, "replace a dataset that is there")
 
@@ -29,6 +31,9 @@ def run_prepare(options: PrepareOptions, console: Console) -> dict[str, Any]:
 
     if not options.data:
         raise UsageError("--data is required: text files, globs, or .jsonl files with a text field")
+    tokenizer_verb.refuse_for_others(
+        options.tokenizer, vocab_size=options.vocab_size, min_frequency=options.min_frequency
+    )
     held_out = options.validation_data or None
     text = ""
     if options.tokenizer in ("byte", "bpe"):

@@ -1,14 +1,16 @@
 """`riftco eval`: loss, perplexity and bits per byte over a whole text, every token once."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any, Literal
 
-from riftco.cli import models
+from riftco.cli import corpus, models
 from riftco.cli.console import Console
-from riftco.cli.model_options import DeviceOptions
+from riftco.cli.model_options import Attention, DeviceOptions, Dtype, check_attention
 from riftco.cli.options import UsageError, flag
 from riftco.cli.verbs import Action
+from riftco.errors import DataError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,13 +27,13 @@ class EvalOptions(DeviceOptions):
     validation_fraction: float | None = flag(
         None, "score only this share of the text, from its end", shown="all of it; the run's own share for its own text"
     )
-    split: Literal["train", "validation"] = flag("validation", "of a dataset, or of a directory of splits")
+    split: Literal["train", "validation"] | None = flag(
+        None, "which side of a dataset, of a directory of splits, or of text that is divided", shown="validation"
+    )
     max_seq_length: int | None = flag(None, "tokens in a window", shown="the model's context")
     batch_size: int = flag(16, "rows at once; changes no figure")
-    dtype: Literal["float32", "bfloat16", "float16"] | None = flag(None, "of activations", shown="the weights' own")
-    attention: Literal["plain", "blockwise", "pallas_tpu", "pallas_triton", "pallas_mosaic_gpu", "cudnn"] | None = flag(
-        None, "how attention is computed", shown="the fastest here"
-    )
+    dtype: Dtype | None = flag(None, "of activations", shown="the weights' own")  # noqa: RUF009
+    attention: Attention | None = flag(None, "how attention is computed", shown="the fastest here")  # noqa: RUF009
 
 
 def run(options: EvalOptions, console: Console) -> dict[str, Any]:
@@ -39,17 +41,17 @@ def run(options: EvalOptions, console: Console) -> dict[str, Any]:
     from riftco import backend, data, train
 
     path = models.require(options.model)
-    models.locate(path)
+    place = models.locate(path)
     recorded = {} if options.data else _recorded(Path(path))
-    text = _text(options, recorded)
+    text = _text(options, recorded, place)
     backend.select(options.device)
     model = models.load(path)
+    check_attention(model.config, options.attention)
     if text is None:
-        directory = _paths(options, recorded)[0]
-        tokens: Any = data.open_dataset(directory, tokenizer=model.tokenizer).split(options.split)
+        tokens = _dataset_split(options, recorded, place, model.tokenizer)
     else:
         tokens = data.encode_text(model.tokenizer, text)
-    context = options.max_seq_length or model.config.context
+    context = model.config.context if options.max_seq_length is None else options.max_seq_length
     result = train.evaluate(
         model.params,
         model.config,
@@ -64,7 +66,7 @@ def run(options: EvalOptions, console: Console) -> dict[str, Any]:
     return {"model": model.path, **dataclasses.asdict(result)}
 
 
-def _text(options: EvalOptions, recorded: dict[str, Any]) -> str | None:
+def _text(options: EvalOptions, recorded: dict[str, Any], place: Path) -> str | None:
     """The text to score; None where it is a prepared dataset, which holds ids."""
     from riftco import data
 
@@ -72,18 +74,66 @@ def _text(options: EvalOptions, recorded: dict[str, Any]) -> str | None:
     if "corpus_bytes" in recorded:
         from riftco.cli.quickstart import stories
 
-        return stories(recorded["corpus_bytes"], recorded["seed"])[1]
+        return _side(options, *stories(recorded["corpus_bytes"], recorded["seed"], share))
     paths = _paths(options, recorded)
-    if len(paths) == 1 and (Path(paths[0]) / "manifest.json").is_file():
+    if _is_dataset(paths):
+        if share is not None:
+            raise UsageError(f"--validation-fraction belongs to text; {paths[0]} is a dataset; name a --split of it")
         return None
-    if recorded and share is None:
-        share = recorded.get("validation_fraction")
-        share = 0.1 if share is None else share
-    splits = data.find_splits(paths[0]) if len(paths) == 1 and Path(paths[0]).is_dir() else {}
-    if options.split in splits:
-        paths, share = (str(splits[options.split]),), 0
-    texts = data.load_texts(paths, validation_fraction=share or 0)
-    return texts.train if texts.validation is None else texts.validation
+    if recorded:
+        texts = corpus.read_texts(paths, recorded.get("validation_fraction") if share is None else share)
+        _refuse_changed(place, "sources", corpus.sources(texts))
+        return _side(options, texts.train, texts.validation)
+    is_directory = len(paths) == 1 and Path(paths[0]).is_dir()
+    splits = data.find_splits(paths[0]) if is_directory and share is None else {}
+    if splits:
+        split = options.split or "validation"
+        if split not in splits:
+            raise UsageError(f"--split {split} is not in {paths[0]}; it has {', '.join(splits)}")
+        return data.load_texts(str(splits[split]), validation_fraction=0).train
+    texts = corpus.read_texts(paths, 0 if share is None else share)
+    return _side(options, texts.train, texts.validation)
+
+
+def _side(options: EvalOptions, train: str, validation: str | None) -> str:
+    """The side that --split names, of text with or without a held-out side."""
+    if validation is not None:
+        return train if options.split == "train" else validation
+    if options.split == "validation":
+        raise UsageError("--split validation needs text that is divided; this is not; add --validation-fraction")
+    return train
+
+
+def _dataset_split(options: EvalOptions, recorded: dict[str, Any], place: Path, tokenizer: Any) -> Any:
+    from riftco import data
+
+    dataset = data.open_dataset(_paths(options, recorded)[0], tokenizer=tokenizer)
+    if recorded:
+        _refuse_changed(place, "dataset", dataset.fingerprint)
+    return dataset.split(options.split or "validation")
+
+
+def _refuse_changed(place: Path, kind: str, found: Any) -> None:
+    """Compare a run's data with what its bundle says they were; a figure over others would pass for the run's own."""
+    manifest = place / "riftco.json"
+    said = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
+    known = said.get("fingerprints", {}).get("data", {}).get(kind)
+    if known is None or known == found:
+        return
+    changed = ""
+    if isinstance(found, dict):
+        # A file that only moved is the same file.
+        if sorted(known.values()) == sorted(found.values()):
+            return
+        changed = ", ".join(path for path, digest in found.items() if digest not in known.values())
+    raise DataError(
+        f"eval: the run's own text must be what it was trained on; {changed or 'the ' + kind} changed since; "
+        "restore it, or name the text to score with --data"
+    )
+
+
+def _is_dataset(paths: tuple[str, ...]) -> bool:
+    return len(paths) == 1 and (Path(paths[0]) / "manifest.json").is_file()
 
 
 def _paths(options: EvalOptions, recorded: dict[str, Any]) -> tuple[str, ...]:

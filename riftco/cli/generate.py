@@ -49,17 +49,19 @@ def run(options: GenerateOptions, console: Console) -> dict[str, Any]:
     model = models.load(path)
     settings = _settings(options, model.generation, console)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    prompt_ids = _prompt_ids(prompt, model.tokenizer)
+    ids = prompt_ids(prompt, model.tokenizer)
     drawn: list[int] = []
     pieces: list[str] = []
-    for piece in write(model, prompt_ids, options.max_tokens, settings, options.seed, options.stop, drawn):
+    for piece in write(model, ids, options.max_tokens, settings, options.seed, options.stop, drawn):
         # The prompt is shown once it is known to fit.
         console.say(piece if pieces else f"{prompt or ''}{piece}", end="")
         pieces.append(piece)
     console.say("" if pieces else prompt or "")
     reason = "length" if len(drawn) == options.max_tokens and not options.stop else "stop"
     text = "".join(pieces)
-    if options.stop and len(drawn) == options.max_tokens and text == model.tokenizer.decode(drawn, skip_special=True):
+    # A row of the model that the tokenizer has no id for stands for no text.
+    known = [token for token in drawn if token < model.tokenizer.vocab_size]
+    if options.stop and len(drawn) == options.max_tokens and text == model.tokenizer.decode(known, skip_special=True):
         reason = "length"
     return {"prompt": prompt, "text": text, "ids": drawn, "finish_reason": reason, "seed": options.seed, **settings}
 
@@ -99,7 +101,6 @@ def write(
         decoder = model.tokenizer.decode_stream(skip_special=True)
         for token in ids:
             drawn.append(token)
-            # A row of the model that the tokenizer has no id for stands for no text.
             yield decoder.push(token) if token < model.tokenizer.vocab_size else ""
         yield decoder.flush()
 
@@ -121,7 +122,8 @@ def _settings(options: GenerateOptions, stored: dict[str, Any], console: Console
     return chosen
 
 
-def _prompt_ids(prompt: str | None, tokenizer: Any) -> list[int]:
+def prompt_ids(prompt: str | None, tokenizer: Any) -> list[int]:
+    """The ids of a prompt, and for none a beginning of text. Raises TokenizerError for what has no ids."""
     if prompt:
         return tokenizer.encode(prompt)
     for token in (tokenizer.bos_id, tokenizer.eos_id):

@@ -71,7 +71,10 @@ def markdown() -> str:
             parts += [
                 "## riftco bench",
                 "",
-                f"{VERBS[name]}: " + ", ".join(f"`riftco bench {b}`" for b in BENCHES) + ".",
+                f"{_sentence(VERBS[name])} "
+                + " and ".join(f"`riftco bench {b} --help`" for b in BENCHES)
+                + " list the options. Each race reads its own command line: it takes no `--config` and no `RIFTCO_*` "
+                "variable, and its `--json` prints one line a row.",
                 "",
             ]
             continue
@@ -84,7 +87,7 @@ def markdown() -> str:
             parts += ["| Option | Meaning |", "| --- | --- |"]
             for heading, fields in _grouped(action.options):
                 if heading != "common":
-                    parts += [f"| `{_spelling(f, k)}` | {_explained(f, k)} |" for f, k in fields]
+                    parts += [f"| `{_escaped(_spelling(f, k))}` | {_escaped(_explained(f, k))} |" for f, k in fields]
             parts.append("")
     return "\n".join(parts)
 

@@ -11,6 +11,7 @@ from riftco.cli.models import locate
 from riftco.cli.options import flag
 from riftco.cli.verbs import Action
 from riftco.errors import BundleError
+from riftco.files import json_lines
 
 _OPENERS = {
     "gpt2": "transformers (GPT2LMHeadModel), vLLM",
@@ -130,16 +131,8 @@ def _show_model(place: Path, batch_size: int, console: Console) -> dict[str, Any
 
 def _show_run(place: Path, batch_size: int, console: Console) -> dict[str, Any]:
     """The last figures of a run, then its model if it has one."""
-    import json
-
-    last: dict[str, Any] = {}
-    for line in (place / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # a torn last line
-        if isinstance(record, dict):
-            last[str(record.get("phase"))] = record
+    records = [line.record for line in json_lines(place / "metrics.jsonl") if line.record is not None]
+    last = {str(record.get("phase")): record for record in records}
     steps = sorted((int(path.name) for path in (place / "checkpoints").glob("*") if path.name.isdigit()), reverse=False)
     console.say(f"{place}: a run; checkpoints {', '.join(map(str, steps)) or 'none'}")
     for phase, record in last.items():

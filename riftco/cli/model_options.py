@@ -3,10 +3,14 @@
 import dataclasses
 from typing import Any, Literal
 
-from riftco.cli.options import Common, flag, flag_name
+from riftco.cli.options import Common, UsageError, flag, flag_name
 from riftco.errors import ConfigError
 
 _MODEL = "model"
+
+Dtype = Literal["float32", "bfloat16"]
+Attention = Literal["plain", "blockwise", "pallas_tpu", "pallas_triton", "pallas_mosaic_gpu", "cudnn"]
+"""What `riftco.train.config` and `riftco.ops.attend` offer; said again because help starts without jax."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +40,10 @@ class ModelOptions(Common):
     head_dim: int | None = flag(None, "the width of a head", group=_MODEL, shown="--width / --heads")
     width: int | None = flag(None, "the residual stream", group=_MODEL, shown="the preset's")
     hidden: int | None = flag(None, "the feed-forward width", group=_MODEL, shown="4 · width, or the preset's")
-    norm: Literal["layer", "rms"] | None = flag(None, "the normalization", group=_MODEL, shown="layer")
+    norm: Literal["layer", "rms"] | None = flag(
+        None, "the normalization; rms without --preset is also --mlp swiglu --position rope", group=_MODEL,
+        shown="layer",
+    )  # fmt: skip
     norm_eps: float | None = flag(None, "added inside its root", group=_MODEL, shown="1e-05")
     mlp: Literal["gelu", "gelu_tanh", "swiglu"] | None = flag(
         None, "the feed-forward's activation", group=_MODEL, shown="gelu_tanh"
@@ -47,9 +54,21 @@ class ModelOptions(Common):
     head_bias: bool | None = flag(None, "a bias on the language-model head", group=_MODEL, shown="no")
     qkv_bias: bool | None = flag(None, "biases on query, key and value", group=_MODEL, shown="as --bias")
     qk_norm: bool | None = flag(None, "RMSNorm over each head's query and key", group=_MODEL, shown="no")
-    sliding_window: int | None = flag(None, "how many keys a query sees, its own included", group=_MODEL, shown="all")
+    sliding_window: int | None = flag(
+        None, "how many keys a query sees, its own included; none for all", group=_MODEL, shown="the preset's", none=0
+    )
     tie_embeddings: bool | None = flag(None, "the head is the token embedding", group=_MODEL, shown="as the preset")
     dropout: float | None = flag(None, "the rate while training", group=_MODEL, shown="0")
+
+
+def check_attention(config: Any, implementation: str | None) -> None:
+    """Refuse an implementation that cannot run here. Raises UsageError."""
+    from riftco.train import check_attention as check
+
+    try:
+        check(config, implementation)
+    except NotImplementedError as error:
+        raise UsageError(f"--attention {implementation} cannot be had here; {error}") from error
 
 
 def decoder_config(options: ModelOptions, vocab_size: int | None = None) -> Any:
@@ -72,6 +91,8 @@ def decoder_config(options: ModelOptions, vocab_size: int | None = None) -> Any:
         and field.name != "preset"
         and (value := getattr(options, field.name)) is not None
     }
+    if given.get("sliding_window") == 0:
+        given["sliding_window"] = None
     if vocab_size is not None:
         given["vocab_size"] = vocab_size
     base = PRESETS.get(name, {})

@@ -20,7 +20,9 @@ class UsageError(ConfigError):
     """The command line, a configuration file or the environment does not say something that can be done."""
 
 
-def flag(default: Any, help: str, *, group: str = "", metavar: str = "", shown: str | None = None) -> Any:
+def flag(
+    default: Any, help: str, *, group: str = "", metavar: str = "", shown: str | None = None, none: Any = None
+) -> Any:
     """A field of an options dataclass.
 
     Args:
@@ -29,8 +31,9 @@ def flag(default: Any, help: str, *, group: str = "", metavar: str = "", shown: 
         group: the heading it stands under; the dataclass's own options have none.
         metavar: what stands for the value in the help.
         shown: how the default is described; by default as it is.
+        none: what the word none means, where that differs from giving nothing.
     """
-    metadata = {"help": help, "group": group, "metavar": metavar, "shown": shown}
+    metadata = {"help": help, "group": group, "metavar": metavar, "shown": shown, "none": none}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -52,6 +55,7 @@ class Kind:
     optional: bool = False
     many: bool = False
     choices: tuple[str, ...] = ()
+    none: Any = None
 
     @property
     def metavar(self) -> str:
@@ -65,7 +69,8 @@ class Kind:
 def kinds(options_type: type) -> dict[str, Kind]:
     """The kind of every field, in order."""
     hints = typing.get_type_hints(options_type)
-    return {field.name: _kind(hints[field.name]) for field in dataclasses.fields(options_type)}
+    fields = dataclasses.fields(options_type)
+    return {field.name: dataclasses.replace(_kind(hints[field.name]), none=field.metadata["none"]) for field in fields}
 
 
 def _kind(hint: Any) -> Kind:
@@ -93,7 +98,7 @@ def read(name: str, kind: Kind, value: Any) -> Any:
     if kind.many:
         return tuple(value) if _all_text(value) else _refuse(name, "be text, or a list of texts", value)
     if value is None or (kind.optional and isinstance(value, str) and value.lower() in _NONE):
-        return None if kind.optional else _refuse(name, "have a value", value)
+        return kind.none if kind.optional else _refuse(name, "have a value", value)
     if kind.choices:
         return value if value in kind.choices else _refuse(name, f"be one of {', '.join(kind.choices)}", value)
     if kind.base is bool:

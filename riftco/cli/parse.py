@@ -6,6 +6,7 @@ it anyway; what is left for it to do is what argparse does.
 """
 
 import argparse
+import contextlib
 import difflib
 import os
 import re
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from riftco.cli.options import UsageError, flag_name, kinds, read
+from riftco.cli.options import Common, UsageError, flag_name, kinds, read
 
 Options = TypeVar("Options")
 PREFIX = "RIFTCO_"
@@ -53,6 +54,24 @@ def parse(
     from_environment = _environment(options_type, os.environ if environment is None else environment, known_elsewhere)
     file = given.get("config", from_environment.get("config"))
     return options_type(**{**(_yaml(options_type, file) if file else {}), **from_environment, **given})
+
+
+def wants_json(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> bool:
+    """Whether a command line asks for --json, read as `parse` reads it but past any other mistake in it."""
+    environment = os.environ if environment is None else environment
+    file = environment.get("RIFTCO_CONFIG")
+    for word, following in zip(argv, [*argv[1:], None], strict=False):
+        name, equals, value = _dashed(word).partition("=")
+        if name in ("--json", "--no-json"):
+            return name == "--json"
+        if name == "--config":
+            file = value if equals else following
+    with contextlib.suppress(UsageError):
+        if "RIFTCO_JSON" in environment:
+            return bool(read("json", kinds(Common)["json"], environment["RIFTCO_JSON"]))
+        if file:
+            return bool(read("json", kinds(Common)["json"], _mapping(file).get("json", False)))
+    return False
 
 
 def _flags(options_type: type, argv: Sequence[str], positional: str | None) -> dict[str, Any]:
@@ -107,7 +126,8 @@ def _environment(
     return found
 
 
-def _yaml(options_type: type, file: str) -> dict[str, Any]:
+def _mapping(file: str) -> dict[Any, Any]:
+    """What a YAML file holds."""
     import yaml
 
     try:
@@ -116,10 +136,18 @@ def _yaml(options_type: type, file: str) -> dict[str, Any]:
         raise UsageError(f"--config must be a file that can be read; {file}: {error.strerror or error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"--config must be YAML; {file} is not: {' '.join(str(error).split())}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
+    if content is not None and not isinstance(content, dict):
         raise UsageError(f"--config must be a mapping of options to values; {file} is a {type(content).__name__}")
+    return content or {}
+
+
+def _yaml(options_type: type, file: str) -> dict[str, Any]:
+    content = _mapping(file)
+    if content.keys() == {"model", "train"}:
+        raise UsageError(
+            f"--config must be a mapping of options to values; {file} has the library's own form, which "
+            "riftco.models.DecoderConfig and riftco.train.TrainConfig read (from_dict); give the config.yaml beside it"
+        )
     found: dict[str, Any] = {}
     for key, value in content.items():
         name = str(key).replace("-", "_")

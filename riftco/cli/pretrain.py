@@ -7,7 +7,14 @@ from typing import Any, Literal
 from riftco import backend
 from riftco.cli import corpus, run_output
 from riftco.cli.console import Console
-from riftco.cli.model_options import DeviceOptions, ModelOptions, decoder_config
+from riftco.cli.model_options import (
+    Attention,
+    DeviceOptions,
+    Dtype,
+    ModelOptions,
+    check_attention,
+    decoder_config,
+)
 from riftco.cli.options import flag
 from riftco.cli.progress import Watcher, duration
 from riftco.cli.verbs import Action
@@ -37,10 +44,10 @@ class TrainingOptions(DeviceOptions):
         1.0, "the limit on the global gradient norm; none for no clipping", group=_TRAINING
     )
     page_size: int | None = flag(None, "scalars in a page of Adam's moments", group=_TRAINING, shown="not paged")
-    dtype: Literal["float32", "bfloat16", "float16"] = flag(
+    dtype: Dtype = flag(  # noqa: RUF009
         "float32", "of activations and products; weights and moments stay float32", group=_TRAINING
     )
-    attention: Literal["plain", "blockwise", "pallas_tpu", "pallas_triton", "pallas_mosaic_gpu", "cudnn"] | None = flag(
+    attention: Attention | None = flag(  # noqa: RUF009
         None, "how attention is computed", group=_TRAINING, shown="the fastest here"
     )
     grad_checkpoint: Literal["none", "block"] = flag(
@@ -81,13 +88,16 @@ class CorpusOptions(ModelOptions):
     validation_fraction: float | None = flag(
         None, "share of the text, from its end, that is held out", group=_DATA, shown="0.1"
     )
-    tokenizer: str = flag(
-        "bpe",
+    tokenizer: str | None = flag(
+        None,
         "byte, bpe (split by GPT-2's pattern), or a directory with a tokenizer.json",
         group=_DATA,
         metavar="byte|bpe|DIR",
+        shown="bpe, or the dataset's own",
     )
-    min_frequency: int = flag(2, "how often a pair must occur to become a token", group=_DATA)
+    min_frequency: int | None = flag(
+        None, "how often a pair must occur to become a token of a BPE trained here", group=_DATA, shown="2"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,43 +111,58 @@ class PretrainOptions(TrainingOptions, CorpusOptions):
 
 def run(options: PretrainOptions, console: Console) -> dict[str, Any]:
     """Data, tokenizer, model, training, bundle, samples, report."""
-    refuse_a_run(options)
     backend.choose(options.device)
+    training = train_config(options, decoder_config(options))
     text = corpus.load(
         options.data,
         tokenizer=options.tokenizer,
-        vocab_size=options.vocab_size or _preset_vocabulary(options.preset),
+        vocab_size=_preset_vocabulary(options.preset) if options.vocab_size is None else options.vocab_size,
         min_frequency=options.min_frequency,
         validation_fraction=options.validation_fraction,
         note=console.note,
     )
     config = decoder_config(options, _rows(options, text))
-    result = fit(options, config, text, console)
-    prompts = [options.prompt] if options.prompt else [run_output.opening(text)]
+    prompts = [run_output.opening(text) if options.prompt is None else options.prompt]
+    run_output.check_prompts(prompts, text.tokenizer)
+    result = fit(options, training, config, text, console)
     summary = run_output.finish(result, config, text, console, prompts=prompts, seed=options.seed)
     console.say(f"saved {summary['bundle']}; continue a text with: riftco generate {options.out_dir} --prompt '…'")
     return summary
 
 
-def fit(options: Any, config: Any, text: corpus.Corpus, console: Console) -> Any:
+def train_config(options: Any, config: Any) -> Any:
+    """The `TrainConfig` of `TrainingOptions`, with everything refused that can be before any data are read.
+
+    Args:
+        options: `TrainingOptions` and whatever else.
+        config: a decoder of the shape that will be trained, whatever its vocabulary.
+
+    Raises:
+        ConfigError, CheckpointError: an option, or the directory as it is, rules the run out.
+    """
+    from riftco import train
+
+    names = [field.name for field in dataclasses.fields(train.TrainConfig) if hasattr(options, field.name)]
+    settings = {name: getattr(options, name) for name in names}
+    settings |= {"data": " ".join(getattr(options, "data", ())) or None, "dropout": None}
+    training = train.TrainConfig(**settings)
+    train.is_fresh(training)
+    check_attention(config, training.attention)
+    return training
+
+
+def fit(options: Any, training: Any, config: Any, text: corpus.Corpus, console: Console) -> Any:
     """Train as the options say; the `TrainResult`.
 
     Args:
         options: `TrainingOptions` and whatever else; all of it is recorded in config.yaml.
+        training: what `train_config` made of them.
         config: the decoder.
         text: the corpus.
         console: where progress goes.
     """
     from riftco import data, train
 
-    settings = {
-        field.name: getattr(options, field.name)
-        for field in dataclasses.fields(train.TrainConfig)
-        if hasattr(options, field.name)
-    }
-    training = train.TrainConfig(
-        **{**settings, "data": " ".join(getattr(options, "data", ())) or None, "dropout": None}
-    )
     context = config.context
     source = data.UniformWindowSource(text.train, context, training.rows_per_step, train.streams(options.seed).data)
     validation = None
@@ -162,20 +187,6 @@ def fit(options: Any, config: Any, text: corpus.Corpus, console: Console) -> Any
     return result
 
 
-def refuse_a_run(options: Any) -> None:
-    """Say at once what `riftco.train` would say after the tokenizer has been trained and the text encoded."""
-    place = Path(options.out_dir)
-    is_run = any((place / name).exists() for name in ("metrics.jsonl", "checkpoints", "config.yaml"))
-    if options.resume == "never" and not options.force and is_run:
-        raise ConfigError(
-            f"--out-dir must be new for a fresh run; {place} holds a run; continue it with --resume auto, "
-            "remove it with --force, or choose another --out-dir"
-        )
-    probe = next(parent for parent in (place, *place.parents) if parent.exists())
-    if not probe.is_dir():
-        raise ConfigError(f"--out-dir must be a directory that can be written; {place} is not: {probe} is a file")
-
-
 def _preset_vocabulary(name: str | None) -> int | None:
     from riftco.models.presets import PRESETS
 
@@ -184,7 +195,7 @@ def _preset_vocabulary(name: str | None) -> int | None:
 
 def _rows(options: PretrainOptions, text: corpus.Corpus) -> int:
     """The model's vocabulary: the tokenizer's, or more where --vocab-size asks for unused rows."""
-    ids, is_trained_here = text.tokenizer.vocab_size, options.tokenizer == "bpe" and "dataset" not in text.facts
+    ids, is_trained_here = text.tokenizer.vocab_size, options.tokenizer in (None, "bpe") and "dataset" not in text.facts
     if options.vocab_size is None or is_trained_here:
         return ids
     if options.vocab_size < ids:

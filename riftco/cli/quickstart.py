@@ -8,10 +8,11 @@ from riftco.cli import corpus, run_output
 from riftco.cli.console import Console
 from riftco.cli.model_options import decoder_config
 from riftco.cli.options import flag
-from riftco.cli.pretrain import CorpusOptions, TrainingOptions, fit
+from riftco.cli.pretrain import CorpusOptions, TrainingOptions, fit, train_config
 from riftco.cli.verbs import Action
 from riftco.errors import ConfigError
 
+_HELD_OUT = 0.02
 _PROMPTS = ("There was once", "One summer day,", "Nina lived")
 _GENERATION = {"do_sample": True, "temperature": 0.7, "top_k": 40}
 
@@ -48,6 +49,10 @@ def run(options: QuickstartOptions, console: Console) -> dict[str, Any]:
     if options.force:
         options = dataclasses.replace(options, resume="never")
     _refuse_another(options)
+    shape = CorpusOptions(
+        max_seq_length=options.max_seq_length, layers=options.layers, heads=options.heads, width=options.width
+    )
+    planned = train_config(options, decoder_config(shape, options.vocab_size))
     console.note(f"making up {options.corpus_bytes:,} bytes of little stories")
     training, held_out = stories(options.corpus_bytes, options.seed)
     console.note(f"training a tokenizer of {options.vocab_size:,} ids")
@@ -55,14 +60,11 @@ def run(options: QuickstartOptions, console: Console) -> dict[str, Any]:
     text = corpus.Corpus(
         tokenizer,
         data.encode_text(tokenizer, training),
-        data.encode_text(tokenizer, held_out),
+        None if held_out is None else data.encode_text(tokenizer, held_out),
         {"stories": {"bytes": options.corpus_bytes, "seed": options.seed}},
     )
-    shape = CorpusOptions(
-        max_seq_length=options.max_seq_length, layers=options.layers, heads=options.heads, width=options.width
-    )
     config = decoder_config(shape, tokenizer.vocab_size)
-    result = fit(options, config, text, console)
+    result = fit(options, planned, config, text, console)
     summary = run_output.finish(
         result, config, text, console, prompts=list(_PROMPTS), seed=options.seed, generation=_GENERATION, stop=("\n\n",)
     )
@@ -82,11 +84,19 @@ def run(options: QuickstartOptions, console: Console) -> dict[str, Any]:
     return summary
 
 
-def stories(corpus_bytes: int, seed: int) -> tuple[str, str]:
-    """The quickstart's training text and the text that it holds out, the same wherever they are made up."""
+def stories(corpus_bytes: int, seed: int, validation_fraction: float | None = None) -> tuple[str, str | None]:
+    """The quickstart's training text and the text that it holds out, the same wherever they are made up.
+
+    Args:
+        corpus_bytes: of both together.
+        seed: what decides them.
+        validation_fraction: the share that is held out; None for the quickstart's own, 0 for none.
+    """
     from riftco import data
 
-    return data.split_text(data.generate_stories(corpus_bytes, seed), 0.02)
+    text = data.generate_stories(corpus_bytes, seed)
+    share = _HELD_OUT if validation_fraction is None else validation_fraction
+    return data.split_text(text, share) if share else (text, None)
 
 
 def _refuse_another(options: QuickstartOptions) -> None:

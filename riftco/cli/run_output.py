@@ -2,13 +2,13 @@
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from riftco.cli.console import Console
 from riftco.cli.corpus import Corpus
-from riftco.errors import RiftcoError
+from riftco.errors import ConfigError, RiftcoError, TokenizerError
+from riftco.files import json_lines, replace_file
 
 _SAMPLE_TOKENS = 160
 
@@ -35,8 +35,23 @@ def as_yaml(values: dict[str, Any]) -> str:
 
 
 def write_config(directory: Path, values: dict[str, Any]) -> None:
-    """Put the flags where the trainer put its own view of them."""
+    """Put the flags beside the trainer's own view of them."""
     _replace(directory / "config.yaml", as_yaml(values))
+
+
+def check_prompts(prompts: list[str], tokenizer: Any) -> None:
+    """Refuse a prompt that the tokenizer has no ids for, before it has cost a training run.
+
+    Raises:
+        ConfigError: as said.
+    """
+    from riftco.cli import generate
+
+    for prompt in prompts:
+        try:
+            generate.prompt_ids(prompt, tokenizer)
+        except TokenizerError as error:
+            raise ConfigError(f"--prompt must be text that the tokenizer can encode; {error}") from error
 
 
 def finish(
@@ -50,7 +65,7 @@ def finish(
     generation: dict[str, Any] | None = None,
     stop: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Bundle, samples and report of a finished run; nothing is written twice.
+    """Bundle, samples and report of a finished run: all of a new one, of an old one what is missing.
 
     Args:
         result: the `TrainResult`.
@@ -71,8 +86,11 @@ def finish(
 
     place = Path(result.directory)
     final = place / "final"
-    is_new = result.reason != "already_finished" or not (final / bundle.MANIFEST).is_file()
-    if is_new:
+    is_new = result.reason != "already_finished"
+    has_bundle, has_samples, has_report = (
+        not is_new and (place / name).is_file() for name in (f"final/{bundle.MANIFEST}", "samples.jsonl", "report.html")
+    )
+    if not has_bundle:
         fingerprints = {"data": text.facts, "training": {"steps": result.step, "seed": seed}}
         bundle.save(
             final,
@@ -83,13 +101,16 @@ def finish(
             generation=generation,
             force=final.exists(),
         )
+    if has_samples:
+        samples = read_samples(place)
+    else:
         model = models.load(str(final))
         samples = [sample(model, prompt, result.step, seed + index, stop) for index, prompt in enumerate(prompts)]
         _replace(place / "samples.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in samples))
+    if not (has_samples and has_report):
         write_report(place)
-    else:
+    if has_bundle and has_samples and has_report:
         console.note(f"{place} is finished; nothing was changed")
-        samples = read_samples(place)
     for row in samples:
         console.say(f"\n{row['prompt']}{row['text']}")
     console.say()
@@ -116,17 +137,14 @@ def sample(model: Any, prompt: str, step: int, seed: int, stop: tuple[str, ...] 
     settings = {"temperature": 0.8, "top_k": 40, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     settings |= {name: value for name, value in model.generation.items() if name in settings}
     drawn: list[int] = []
-    ids = model.tokenizer.encode(prompt)[: model.config.context]
+    ids = generate.prompt_ids(prompt, model.tokenizer)[: model.config.context]
     text = "".join(generate.write(model, ids, _SAMPLE_TOKENS, settings, seed, stop, drawn))
     return {"step": step, "prompt": prompt, "text": text, "seed": seed, **settings}
 
 
 def read_samples(place: Path) -> list[dict[str, Any]]:
     """The rows of samples.jsonl; none where there is no such file."""
-    path = place / "samples.jsonl"
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    return [line.record for line in json_lines(place / "samples.jsonl") if line.record is not None]
 
 
 def opening(text: Corpus) -> str:
@@ -138,9 +156,7 @@ def opening(text: Corpus) -> str:
 
 
 def _replace(path: Path, content: str) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_text(content, encoding="utf-8")
-        aside.replace(path)
+        replace_file(path, content)
     except OSError as error:
         raise RiftcoError(f"--out-dir: {path} cannot be written: {error.strerror or error}") from error

@@ -6,32 +6,49 @@ from pathlib import Path
 from typing import Any, Literal
 
 from riftco.cli.console import Console
-from riftco.cli.options import Common, UsageError, flag
+from riftco.cli.options import Common, UsageError, flag, flag_name
 from riftco.cli.verbs import Action
 from riftco.errors import ConfigError, DataError, TokenizerError
 
-_DEFAULT_VOCABULARY = 512
+_DEFAULT_VOCABULARY, _DEFAULT_FREQUENCY = 512, 2
 
 
-def build(kind: str, text: str, vocab_size: int | None, min_frequency: int, pattern: str | None = "gpt2") -> Any:
+def build(kind: str, text: str, vocab_size: int | None, min_frequency: int | None, pattern: str | None = "gpt2") -> Any:
     """Train a tokenizer of a kind on training text, or load the one of a directory.
 
     Args:
         kind: "byte", "bpe" (split before merging by `pattern`), or a directory or file with a tokenizer.json.
         text: the training text.
         vocab_size: the most ids of a BPE; None for 512.
-        min_frequency: how often a pair must occur to become a token.
+        min_frequency: how often a pair must occur to become a token; None for 2.
         pattern: a published split pattern's name, or None for merges across spaces.
     """
     from riftco import tokenizers
 
     if kind == "bpe":
         return tokenizers.train(
-            "bpe", text, vocab_size=vocab_size or _DEFAULT_VOCABULARY, min_frequency=min_frequency, pattern=pattern
+            "bpe",
+            text,
+            vocab_size=_DEFAULT_VOCABULARY if vocab_size is None else vocab_size,
+            min_frequency=_DEFAULT_FREQUENCY if min_frequency is None else min_frequency,
+            pattern=pattern,
         )
     if kind == "byte":
         return tokenizers.train("byte", text)
     return open_tokenizer(kind)
+
+
+def refuse_for_others(kind: str, **given: Any) -> None:
+    """Raise UsageError where an option that shapes a BPE was given for a tokenizer that is none, or is there already.
+
+    Args:
+        kind: as for `build`.
+        **given: options by field name; None, "" or () where they were not given.
+    """
+    names = [flag_name(name) for name, value in given.items() if value not in (None, "", ())]
+    if names and kind != "bpe":
+        why = "one id a byte value of its text" if kind == "byte" else "what its tokenizer.json says"
+        raise UsageError(f"{names[0]} belongs to --tokenizer bpe; {kind} has {why}; leave {names[0]} out")
 
 
 def open_tokenizer(path: str | None) -> Any:
@@ -52,14 +69,15 @@ class TrainOptions(Common):
 
     data: tuple[str, ...] = flag((), "text files, globs or .jsonl files with a text field", metavar="FILE …")
     tokenizer: Literal["byte", "bpe"] = flag("bpe", "the kind")
-    vocab_size: int = flag(_DEFAULT_VOCABULARY, "the most ids; 256 bytes are always there")
-    min_frequency: int = flag(2, "how often a pair must occur to become a token")
+    vocab_size: int | None = flag(None, "the most ids of a BPE; 256 bytes are always there", shown="512")
+    min_frequency: int | None = flag(None, "how often a pair must occur to become a token of a BPE", shown="2")
     pattern: str = flag(
-        "gpt2",
-        "how text is split before merging: gpt2, llama3, qwen2, smollm, or none for merges across spaces",
+        "",
+        "how a BPE splits text before merging: gpt2, llama3, qwen2, smollm, or none for merges across spaces",
         metavar="NAME",
+        shown="gpt2",
     )
-    special: tuple[str, ...] = flag((), "special tokens, such as '<|endoftext|>'")
+    special: tuple[str, ...] = flag((), "special tokens of a BPE, such as '<|endoftext|>'")
     validation_fraction: float = flag(0.0, "share of the text, from its end, that is held out from training")
     out_dir: str = flag("tokenizer", "where tokenizer.json goes", metavar="DIR")
     force: bool = flag(False, "replace a tokenizer.json that is there")
@@ -72,12 +90,17 @@ def run_train(options: TrainOptions, console: Console) -> dict[str, Any]:
     target = Path(options.out_dir) / "tokenizer.json"
     if target.exists() and not options.force:
         raise ConfigError(f"tokenizer: {target} exists; choose another --out-dir or pass --force")
+    shape = {name: getattr(options, name) for name in ("vocab_size", "min_frequency", "pattern", "special")}
+    refuse_for_others(options.tokenizer, **shape)
     text = data.load_texts(_files(options.data), validation_fraction=options.validation_fraction).train
     settings: dict[str, Any] = {}
     if options.tokenizer == "bpe":
-        pattern = None if options.pattern.lower() == "none" else options.pattern
-        settings = {"vocab_size": options.vocab_size, "min_frequency": options.min_frequency, "pattern": pattern}
-        settings["special_tokens"] = options.special
+        settings = {
+            "vocab_size": _DEFAULT_VOCABULARY if options.vocab_size is None else options.vocab_size,
+            "min_frequency": _DEFAULT_FREQUENCY if options.min_frequency is None else options.min_frequency,
+            "pattern": None if options.pattern.lower() == "none" else options.pattern or "gpt2",
+            "special_tokens": options.special,
+        }
     trained = tokenizers.train(options.tokenizer, text, **settings)
     saved = trained.save(_made(target.parent))
     ratio = len(text.encode()) / max(1, len(trained.encode_array(text)))

@@ -13,7 +13,16 @@ from riftco.train.loop import NonFiniteStep, TrainResult, train
 from riftco.train.mesh import batch_sharding, parse_mesh, place_batch, process_rows, shardings
 from riftco.train.metrics import TrainRecord, ValidationRecord, read_records
 from riftco.train.randomness import Streams, streams
-from riftco.train.step import StepMetrics, TrainState, abstract_state, init_state, make_train_step, state_shardings
+from riftco.train.run_directory import is_fresh
+from riftco.train.step import (
+    StepMetrics,
+    TrainState,
+    abstract_state,
+    check_attention,
+    init_state,
+    make_train_step,
+    state_shardings,
+)
 
 __all__ = [
     "Evaluation",
@@ -30,9 +39,11 @@ __all__ = [
     "ValidationRecord",
     "abstract_state",
     "batch_sharding",
+    "check_attention",
     "connect",
     "evaluate",
     "init_state",
+    "is_fresh",
     "make_train_step",
     "parse_mesh",
     "place_batch",

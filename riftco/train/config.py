@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from riftco.errors import ConfigError
+from riftco.optim.options import checked_options
 
 LearningRateSchedule = Literal["cosine", "constant", "linear", "wsd"]
 GradCheckpoint = Literal["none", "block"]
@@ -89,8 +90,8 @@ class TrainConfig:
     """Evaluations in a row without a better loss after which training stops; None to go on."""
     keep: int = 3
     """How many of the latest checkpoints stay; the best one stays besides."""
-    resume: str = "never"
-    """"never", "auto" (the latest good checkpoint, or a fresh start where there is none) or the number of a step."""
+    resume: str | int = "never"
+    """"never", "auto" (the latest good checkpoint, or a fresh start where there is none) or a step; kept as text."""
     force: bool = False
     """Whether a fresh start may remove the run that out_dir holds."""
     peak_flops: float | None = None
@@ -129,10 +130,30 @@ class TrainConfig:
                 f"TrainConfig: warmup_steps must be less than max_steps; got {self.warmup_steps} of {self.max_steps}; "
                 "shorten the warm-up or train longer"
             )
-        if self.resume not in ("never", "auto") and not self.resume.isdigit():
+        self._check_optimizer()
+        if isinstance(self.resume, int) and not isinstance(self.resume, bool):
+            object.__setattr__(self, "resume", str(self.resume))
+        is_step = isinstance(self.resume, str) and self.resume.isascii() and self.resume.isdigit()
+        if self.resume not in ("never", "auto") and not is_step:
             raise ConfigError(f"TrainConfig: resume must be never, auto or the number of a step; got {self.resume!r}")
         if self.resume != "never" and self.out_dir is None:
             raise ConfigError("TrainConfig: resume needs an out_dir to resume from; got none; give out_dir")
+        if self.resume != "never" and self.force:
+            raise ConfigError(
+                f"TrainConfig: force removes the run that resume goes on with; got force and resume {self.resume}; "
+                "drop one of them"
+            )
+
+    def _check_optimizer(self) -> None:
+        """Adam's own limits, so that a run is refused before its data are read."""
+        try:
+            checked_options(
+                self.learning_rate, self.beta1, self.beta2, self.eps, self.max_grad_norm, self.weight_decay,
+                self.page_size,
+            )  # fmt: skip
+        except ConfigError as error:
+            words = str(error).replace("adam: b1 ", "adam: beta1 ").replace("adam: b2 ", "adam: beta2 ")
+            raise ConfigError(words.replace("adam:", "TrainConfig:")) from None
 
     @property
     def rows_per_step(self) -> int:

@@ -23,7 +23,7 @@ from riftco.train.interruption import Interrupted, Interruptions
 from riftco.train.mesh import parse_mesh, place_batch, process_rows
 from riftco.train.metrics import Record, TrainRecord, ValidationRecord, perplexity, read_records
 from riftco.train.run_directory import Best, Position, RunDirectory
-from riftco.train.step import StepMetrics, TrainState, init_state, make_train_step
+from riftco.train.step import StepMetrics, TrainState, check_attention, init_state, make_train_step
 from riftco.train.throughput import flops_per_token, peak_flops
 from riftco.types import PyTree
 
@@ -155,6 +155,7 @@ class _Loop:
                 f"train: the vocabulary must fit the model; the tokenizer has {tokenizer.vocab_size} ids and the model "
                 f"{config.vocab_size} rows; raise vocab_size"
             )
+        check_attention(config, train_config.attention)
         self.config, self.train_config, self.source = config, train_config, source
         self.mesh = parse_mesh(train_config.mesh)
         self.rows = process_rows(self.mesh, train_config.rows_per_step, train_config.batch_size)
@@ -196,10 +197,10 @@ class _Loop:
         if state is not None and self._was_finished():
             return self._result(state, begin, "already_finished")
         self.state = init_state(self.config, self.train_config, self.mesh, params) if state is None else state
-        if self.directory is not None:
-            self.directory.open(self.position)
-        self._announce()
         try:
+            if self.directory is not None:
+                self.directory.open(self.position)
+            self._announce()
             with Interruptions() if self.directory is not None else _Uninterrupted() as self.signals:
                 if self.train_config.evaluate_first or self.position.step:
                     self._validate_if_due()
@@ -215,13 +216,20 @@ class _Loop:
                         self._stop_for(number)
                         self._validate_if_due()
                         self.clock = time.perf_counter()
-        finally:
-            if self.directory is not None:
-                self.directory.close()
+        except BaseException:
+            self._close()
+            if self.directory is not None and state is None and self.position.step == 0 and self.saved < 0:
+                self.directory.undo()
+            raise
+        self._close()
         reason = "max_steps" if self.position.step >= limit else "patience"
         if reason == "patience":
             self.emit(events.Notice(f"stopped early: {self.position.best.stale} evaluations without a lower loss"))
         return self._result(self.state, begin, reason)
+
+    def _close(self) -> None:
+        if self.directory is not None:
+            self.directory.close()
 
     def _result(self, state: TrainState, begin: float, reason: str) -> TrainResult:
         seconds = time.perf_counter() - begin

@@ -1,13 +1,16 @@
 """What a run keeps on disk, and how it begins: fresh, refused, or where it was left.
 
-config.yaml      the resolved configuration
+run.yaml         the model's and the run's configuration, as the library has them
+config.yaml      the same as flags, where the command line runs it
 tokenizer.json   the tokenizer, where there is one
 metrics.jsonl    one record a line
 checkpoints/     one directory a step
+
+samples.jsonl, report.html and final/ come from the command line once the run is finished.
 """
 
+import contextlib
 import dataclasses
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,13 +23,15 @@ from jax.sharding import Mesh
 from riftco.checkpoints import Checkpoints
 from riftco.data import Source
 from riftco.errors import CheckpointError, ConfigError
+from riftco.files import replace_file
 from riftco.models import DecoderConfig
 from riftco.train.config import TrainConfig, deciding
 from riftco.train.metrics import MetricsLog, Record, ValidationRecord, read_records
 from riftco.train.step import TrainState, abstract_state
 
-_FILES = ("config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "tokenizer.json")
-_DIRECTORIES = ("checkpoints", "final")
+_BEGUN = ("run.yaml", "config.yaml", "metrics.jsonl")
+_RESULTS = ("samples.jsonl", "report.html", "final")
+_NAMES = (*_BEGUN, "tokenizer.json", "checkpoints", *_RESULTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +70,56 @@ class Position:
     best: Best = Best()
 
 
+def is_fresh(train_config: TrainConfig, checkpoints: Checkpoints | None = None) -> bool:
+    """Whether a run begins anew in its out_dir, as its options and what lies there decide; nothing is changed.
+
+    A run is there where any file or directory that a run makes is. Without `force` none of it is ever removed, but
+    for one case: `resume="auto"` starts over what was cut off before its first checkpoint.
+
+    Args:
+        train_config: `out_dir`, `checkpoint_dir`, `resume` and `force`.
+        checkpoints: those of the run, where they are open.
+
+    Raises:
+        ConfigError: a fresh start would remove a run, or the directory cannot be one.
+        CheckpointError: there are checkpoints, and every one is damaged.
+    """
+    path, resume = Path(train_config.out_dir or "."), train_config.resume
+    probe = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not probe.is_dir():
+        raise ConfigError(
+            f"out_dir: it must be possible to write to the directory; '{path}': {probe} is a file; "
+            "choose another --out-dir"
+        )
+    if resume not in ("never", "auto"):
+        return False
+    if checkpoints is None:
+        checkpoints = Checkpoints(train_config.checkpoint_dir or path / "checkpoints")
+    found = [name for name in _NAMES if (path / name).exists()]
+    if resume == "never":
+        if (found or checkpoints.steps()) and not train_config.force:
+            names = f" ({', '.join(found)})" if found else ""
+            raise ConfigError(
+                f"out_dir: a fresh run needs a new directory; '{path}' holds a run{names}; continue it with --resume "
+                "auto, remove it with --force, or choose another --out-dir"
+            )
+        return True
+    if checkpoints.latest() is not None:
+        return False
+    if checkpoints.skipped:
+        raise CheckpointError(
+            f"resume: a checkpoint that is whole is needed; every one in '{checkpoints.directory}' is damaged "
+            f"({'; '.join(checkpoints.skipped.values())}); start over with --resume never --force"
+        )
+    kept = [name for name in found if name in _RESULTS] if any(name in _BEGUN for name in found) else found
+    if kept:
+        raise ConfigError(
+            f"out_dir: a run without checkpoints cannot be resumed; '{path}' has none but holds {', '.join(kept)}, "
+            "which a fresh start would remove; choose another --out-dir, or start over with --resume never --force"
+        )
+    return True
+
+
 class RunDirectory:
     """The files of one run; every process of a distributed run has one, and process 0 writes the small files.
 
@@ -77,6 +132,7 @@ class RunDirectory:
         self.checkpoints = Checkpoints(train_config.checkpoint_dir or self.path / "checkpoints", keep=train_config.keep)
         self._config, self._train_config, self._tokenizer = config, train_config, tokenizer
         self._log: MetricsLog | None = None
+        self._is_new = False
 
     # ---- beginning ---------------------------------------------------------------------------------------------------
 
@@ -89,25 +145,11 @@ class RunDirectory:
             DataError: the source is not the one the checkpoint was saved with.
         """
         resume = self._train_config.resume
-        if resume == "never":
-            self._refuse_a_run()
-        elif resume != "auto" or self.checkpoints.latest() is not None:
+        if not is_fresh(self._train_config, self.checkpoints):
             return self._restore(None if resume == "auto" else int(resume), source, mesh)
-        elif self.checkpoints.skipped:
-            raise CheckpointError(
-                f"resume: a checkpoint that is whole is needed; every one in '{self.checkpoints.directory}' is damaged "
-                f"({'; '.join(self.checkpoints.skipped.values())}); start over with --resume never --force"
-            )
         self._clear()
+        self._is_new = not self.path.exists()
         return None, Position()
-
-    def _refuse_a_run(self) -> None:
-        is_run = any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints", "config.yaml"))
-        if (is_run or self.checkpoints.steps()) and not self._train_config.force:
-            raise ConfigError(
-                f"out_dir: a fresh run needs a new directory; '{self.path}' holds a run; continue it with --resume "
-                "auto, remove it with --force, or choose another --out-dir"
-            )
 
     def _restore(self, step: int | None, source: Source, mesh: Mesh | None) -> tuple[TrainState, Position]:
         like = abstract_state(self._config, self._train_config, mesh)
@@ -129,13 +171,11 @@ class RunDirectory:
 
     def _clear(self) -> None:
         """Remove what an earlier run left, and nothing that is not a run's."""
+        _together("looked")
         if jax.process_index() == 0:
             try:
-                for name in _FILES:
-                    (self.path / name).unlink(missing_ok=True)
-                for name in _DIRECTORIES:
-                    if (self.path / name).is_dir():
-                        shutil.rmtree(self.path / name)
+                for path in (self.path / name for name in _NAMES):
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
             except OSError as error:
                 raise _unwritable(self.path, error) from error
         _together("cleared")
@@ -150,8 +190,8 @@ class RunDirectory:
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            settings = {"model": self._config.to_dict(), **self._train_config.to_dict()}
-            _write(self.path / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+            settings = {"model": self._config.to_dict(), "train": self._train_config.to_dict()}
+            replace_file(self.path / "run.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
             if self._tokenizer is not None:
                 self._tokenizer.save(self.path / "tokenizer.json")
         except OSError as error:
@@ -189,6 +229,18 @@ class RunDirectory:
         }
         self.checkpoints.save(position.step, state, meta)
 
+    def undo(self) -> None:
+        """Remove what a fresh start has made, after a failure before there was anything to keep."""
+        if jax.process_index() != 0:
+            return
+        with contextlib.suppress(OSError):
+            for name in (*_BEGUN, "tokenizer.json"):
+                (self.path / name).unlink(missing_ok=True)
+            if (self.path / "checkpoints").is_dir():
+                (self.path / "checkpoints").rmdir()  # only if it is empty
+            if self._is_new:
+                self.path.rmdir()
+
     def close(self) -> None:
         """Wait for the last checkpoint and close the files."""
         try:
@@ -196,12 +248,6 @@ class RunDirectory:
         finally:
             if self._log is not None:
                 self._log.close()
-
-
-def _write(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:

@@ -18,6 +18,7 @@ import riftco
 from riftco import models
 from riftco.errors import ShapeError
 from riftco.models import DecoderConfig, decay_mask
+from riftco.ops.attend import choose
 from riftco.optim import AdamState, accumulate, adam, schedule
 from riftco.train.config import TrainConfig
 from riftco.train.mesh import batch_sharding, replicated, shardings
@@ -66,6 +67,12 @@ def make_optimizer(config: DecoderConfig, train_config: TrainConfig) -> tuple[Ca
         decay_mask=decay_mask(config),
         page_size=train_config.page_size,
     )
+
+
+def check_attention(config: DecoderConfig, implementation: str | None) -> None:
+    """Refuse an implementation of attention that cannot run here, as `riftco.ops.attention` would, but at once."""
+    shape = lambda heads: jax.ShapeDtypeStruct((1, config.context, heads, config.head_dim), jnp.float32)
+    choose(implementation, shape(config.heads), shape(config.kv_heads))
 
 
 def _rate(train_config: TrainConfig) -> Callable[[Any], Array]:
