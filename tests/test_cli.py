@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import typing
 from collections.abc import Iterator
 
 import jax
@@ -185,9 +186,11 @@ def test_wrong_values(words: list[str], says: str, capsys: pytest.CaptureFixture
 def test_training_flags_are_the_trainers_fields_with_its_defaults() -> None:
     import dataclasses
 
+    from riftco.cli.eval import EvalOptions
     from riftco.cli.pretrain import PretrainOptions
     from riftco.ops.attend import IMPLEMENTATIONS
     from riftco.train import TrainConfig
+    from riftco.train.config import Dtype
 
     ours = {field.name: field.default for field in dataclasses.fields(PretrainOptions)}
     theirs = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
@@ -195,7 +198,9 @@ def test_training_flags_are_the_trainers_fields_with_its_defaults() -> None:
     assert {name: ours[name] for name in theirs if name not in given_otherwise} == {
         name: default for name, default in theirs.items() if name not in given_otherwise
     }
-    assert kinds(PretrainOptions)["attention"].choices == IMPLEMENTATIONS
+    for options in (PretrainOptions, EvalOptions):
+        assert kinds(options)["attention"].choices == IMPLEMENTATIONS
+        assert kinds(options)["dtype"].choices == typing.get_args(Dtype)
     assert set(kinds(PretrainOptions)) >= set(theirs) - {"checkpoint_dir"}
 
 
@@ -214,6 +219,37 @@ def test_a_failure_under_json_is_one_line_too(capsys: pytest.CaptureFixture[str]
     assert main(["generate", "nowhere", "--json"]) == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["exit_status"] == 1 and "nowhere" in json.loads(out)["error"] and err.count("\n") == 1
+
+
+@pytest.mark.tiny
+def test_json_may_be_asked_for_anywhere(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    def failure(*words: object) -> str:
+        capsys.readouterr()
+        assert main(["generate", *map(str, words)]) in (1, 2)
+        return capsys.readouterr().out
+
+    file = tmp_path / "c.yaml"
+    file.write_text("json: true\n")
+    for words in (["nowhere", "--config", file], [f"--config={file}", "--widht", 3]):
+        assert json.loads(failure(*words))["verb"] == "generate"
+    assert failure("nowhere", "--config", file, "--no-json") == failure("nowhere") == ""
+    monkeypatch.setenv("RIFTCO_JSON", "1")
+    assert json.loads(failure("nowhere"))["exit_status"] == 1
+    assert json.loads(failure("--no-such"))["exit_status"] == 2
+    monkeypatch.setenv("RIFTCO_JSON", "0")
+    assert failure("nowhere", "--config", file) == ""
+
+
+@pytest.mark.tiny
+def test_none_undoes_the_window_of_a_preset() -> None:
+    from riftco.cli.model_options import decoder_config
+
+    words = ["--preset", "mistral-7b"]
+    windows = [decoder_config(parse(ModelOptions, [*words, *more])).sliding_window
+               for more in ((), ("--sliding-window", "none"), ("--sliding-window", "9"))]  # fmt: skip
+    assert windows == [4096, None, 9]
 
 
 # ---- devices -----------------------------------------------------------------------------------------------------
@@ -460,6 +496,115 @@ def test_taken_and_unwritable_directories(place: pathlib.Path, tmp_path: pathlib
     (tmp_path / "file").write_text("")
     refused(capsys, 2, *_pretrain(place / "text.txt", tmp_path / "file" / "run"), says=("is a file",))
     assert {path: path.read_bytes() for path in (place / "run").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--dtype float16", "--dtype must be one of float32, bfloat16"),
+        ("--batch-size 0", "batch_size must be an integer of at least 1"),
+        ("--dropout 2", "--dropout must lie in [0, 1)"),
+        ("--max-grad-norm 0", "max_grad_norm must be a normal positive float32"),
+        ("--vocab-size 0", "--vocab-size must be an integer of at least 1"),
+        ("--attention cudnn", "--attention cudnn cannot be had here"),
+        ("--attention pallas_tpu", "--attention pallas_tpu cannot be had here"),
+        ("--force --resume auto", "drop one of them"),
+    ],
+)
+def test_what_rules_a_run_out_is_said_before_its_data_are_read(
+    words: str, says: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused(capsys, 2, *_pretrain(tmp_path / "none.txt", tmp_path / "out", *words.split()), says=(says,))
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_that_would_change_nothing_are_refused(
+    place: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, out = place / "text.txt", ("--out-dir", tmp_path / "out")
+    for words in (["--special", "<x>"], ["--vocab-size", 9], ["--pattern", "nonsense"], ["--min-frequency", 3]):
+        refused(capsys, 2, "tokenizer", "train", text, "--tokenizer", "byte", *out, *words,
+                says=(f"{words[0]} belongs to --tokenizer bpe",))  # fmt: skip
+    for kind in ("byte", place / "tokenizer"):
+        refused(capsys, 2, "data", "prepare", text, "--tokenizer", kind, "--vocab-size", 9, *out, says=("belongs to",))
+        refused(capsys, 2, *_pretrain(text, tmp_path / "out", "--tokenizer", kind, "--min-frequency", 3),
+                says=("--min-frequency belongs to",))  # fmt: skip
+    dataset = _pretrain(place / "dataset", tmp_path / "out")
+    refused(capsys, 2, *dataset, "--tokenizer", "byte", says=("--tokenizer byte is for text",))
+    refused(capsys, 2, *dataset, "--min-frequency", 3, says=("--min-frequency",))
+    score = ["eval", place / "run", "--data"]
+    refused(capsys, 2, *score, place / "dataset", "--validation-fraction", 0.5, says=("belongs to text",))
+    refused(capsys, 2, *score, text, "--split", "validation", says=("--validation-fraction",))
+    assert main(["eval", str(place / "run"), "--max-seq-length", "0"]) != 0
+    assert not (tmp_path / "out").exists()
+
+
+def test_eval_scores_the_side_that_is_named(place: pathlib.Path, tmp_path: pathlib.Path, capsys) -> None:
+    own, train = (summary(capsys, "eval", place / "run", "--split", split) for split in ("validation", "train"))
+    assert summary(capsys, "eval", place / "run") | {"seconds": 0} == own | {"seconds": 0}
+    assert train["bytes"] > 8 * own["bytes"]
+    given = summary(capsys, "eval", place / "run", "--data", place / "dataset", "--split", "train")
+    assert given["targets"] == train["targets"]
+    half = summary(capsys, "eval", place / "run", "--data", place / "text.txt", "--validation-fraction", 0.5)
+    assert 4 * own["bytes"] < half["bytes"] < 6 * own["bytes"]
+
+
+def test_eval_refuses_text_that_is_not_the_runs(place: pathlib.Path, tmp_path: pathlib.Path, capsys) -> None:
+    import shutil
+
+    run = pathlib.Path(shutil.copytree(place / "run", tmp_path / "run"))
+    (tmp_path / "moved.txt").write_text(TEXT)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace(str(place / "text.txt"), str(tmp_path / "moved.txt")))
+    assert summary(capsys, "eval", run)["targets"] > 0  # the same bytes under another name
+    (tmp_path / "moved.txt").write_text(TEXT + "one more line")
+    refused(capsys, 1, "eval", run, says=("moved.txt changed since", "--data"))
+    assert summary(capsys, "eval", run, "--data", tmp_path / "moved.txt")["targets"] > 0
+
+
+def test_a_prompt_without_ids_is_refused_before_training(place: pathlib.Path, tmp_path: pathlib.Path, capsys) -> None:
+    words = _pretrain(place / "text.txt", tmp_path / "out", "--tokenizer", "byte", "--prompt", "\u03a9")
+    words = [word for word in words if word not in ("--vocab-size", "270")]
+    refused(capsys, 2, *words, says=("--prompt must be text that the tokenizer can encode",))
+    assert not (tmp_path / "out").exists()
+
+
+def test_samples_and_report_are_made_up_for(place: pathlib.Path, tmp_path: pathlib.Path, capsys, monkeypatch) -> None:
+    import shutil
+
+    from riftco.cli import run_output
+
+    run = pathlib.Path(shutil.copytree(place / "run", tmp_path / "run"))
+    words = ["pretrain", "--config", run / "config.yaml", "--out-dir", run, "--resume", "auto"]
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for name in ("samples.jsonl", "report.html"):
+        (run / name).unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(run_output, "sample", lambda *_: 1 / 0)
+        assert main([*map(str, words)]) == 1
+    done = summary(capsys, *words)
+    assert done["reason"] == "already_finished" and done["samples"]
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert before.keys() == after.keys() and after[run / "samples.jsonl"] == before[run / "samples.jsonl"]
+    (run / "samples.jsonl").write_text(json.dumps({"prompt": "a", "text": "b\u2028c"}, ensure_ascii=False) + "\n")
+    assert [row["text"] for row in run_output.read_samples(run)] == ["b\u2028c"]
+
+
+def test_unused_rows_of_the_model_stand_for_no_text(place: pathlib.Path, capsys, monkeypatch) -> None:
+    from riftco import generation
+
+    monkeypatch.setattr(generation, "stream", lambda *_, **__: iter([65, 10**6, 66]))
+    done = summary(capsys, "generate", place / "run", "--prompt", "the", "--max-tokens", 3, "--stop", "zzz")
+    assert done["ids"] == [65, 10**6, 66] and done["finish_reason"] == "length"
+
+
+def test_the_library_form_of_a_configuration_is_named(place: pathlib.Path, capsys, tmp_path: pathlib.Path) -> None:
+    refused(capsys, 2, "pretrain", "--config", place / "run" / "run.yaml", says=("library's own form", "config.yaml"))
+
+
+def test_tables_survive_bars() -> None:
+    rows = [line for line in help.markdown().splitlines() if line.startswith("| ")]
+    assert all(line.replace("\\|", "").count("|") == 3 for line in rows)
 
 
 def test_resume(place: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import os
+import pathlib
+import runpy
 import signal
 from typing import Any
 
@@ -401,6 +403,15 @@ def test_an_out_dir_that_cannot_be_written_is_refused(tmp_path):
 
 
 # ---- throughput ------------------------------------------------------------------------------------------------------
+
+
+def test_the_script_stops_at_the_step_that_failed_not_at_the_next_line_of_its_log(tmp_path, monkeypatch):
+    script = runpy.run_path(str(pathlib.Path(__file__).parents[1] / "experiments" / "train_tpu.py"))
+    (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 40)
+    words = f"x --data {tmp_path}/text.txt --out-dir {tmp_path}/run --max-steps 12 --max-seq-length 8 --batch-size 2"
+    monkeypatch.setattr("sys.argv", [*words.split(), "--learning-rate", "1e38", "--log-every", "100"])
+    with pytest.raises(SystemExit, match=r"^step [1-3]: .* is not finite on "):
+        script["main"]()
 
 
 def test_arithmetic_per_token_by_hand():

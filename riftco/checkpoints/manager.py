@@ -230,7 +230,7 @@ class Checkpoints:
         return read_record(self.directory, step)["meta"]
 
     def metrics(self, step: int) -> dict[str, float]:
-        """The metrics of a step, saved and recorded; those recorded are left out, with a warning, where they are damaged.
+        """The metrics of a step, saved and recorded; damaged ones that were recorded are left out with a warning.
 
         Raises CheckpointError if the step is absent or damaged.
         """
