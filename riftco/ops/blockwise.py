@@ -1,9 +1,10 @@
-"""Attention one block of queries at a time, for XLA: no scores above the diagonal, one statistic a row saved.
+"""Attention one block of queries at a time, for XLA: no scores above the diagonal, memory linear in the length.
 
 Queries are laid out [B, G, R T, K] within a block and keys [B, G, S, K], so that each product is one batched matrix
 product. Short sequences are cut into a few blocks whose keys are sliced statically at the diagonal. Long ones run a
-loop over query blocks with an inner loop over just the key blocks that they reach, an online softmax, and memory linear
-in the length. Plain arrays only; the caller takes the plain rule where an outer derivative is being recorded.
+loop over query blocks with an inner loop over just the key blocks that they reach, and an online softmax. One statistic
+a row is saved; the weights, where they cost no more than q, k and v do, and else made again. Plain arrays only; the
+caller takes the plain rule where an outer derivative is being recorded.
 
 Source: Dao 2023, arXiv:2307.08691.
 """
@@ -28,9 +29,9 @@ class BlockwiseResiduals(NamedTuple):
     q: Any  # [B, H, T, K]
     k: Any  # [B, G, S, K]
     v: Any  # [B, G, S, K]
-    out: Any  # [B, H, T, K]; None where each row's keys fit one block, which needs only the weights
+    out: Any  # [B, H, T, K]; None where the blocks are unrolled: their backward pass needs only the weights
     lse: Any  # [B, H, T], natural logarithm; -inf for a row that sees nothing
-    weights: Any  # of each block, where they are no larger than q, k and v together; else None, and made again
+    weights: Any  # of unrolled blocks, if without a cap and no larger than q, k and v together; else None, made again
     sees: Visibility
 
     def inputs(self) -> tuple[Any, Any, Any]:
@@ -94,9 +95,9 @@ def forward(q: Any, k: Any, v: Any, sees: Visibility, scale: float, cap: float |
         out, lse = _forward_loop(q, k, v, sees, scale, cap)
         return _heads_first(out), BlockwiseResiduals(q, k, v, out, lse, None, sees)
     out, lse, weights = _forward_unrolled(q, k, v, sees, scale, cap)
-    if sum(w.size for w in weights) > q.size + 2 * q.shape[1] // k.shape[1] * k.size or cap is not None:
-        weights = None
-    return _heads_first(out), BlockwiseResiduals(q, k, v, None, lse, weights, sees)
+    # With a cap the backward pass needs the scores themselves.
+    kept = cap is None and sum(w.size for w in weights) <= q.size + k.size + v.size
+    return _heads_first(out), BlockwiseResiduals(q, k, v, None, lse, weights if kept else None, sees)
 
 
 def backward(saved: BlockwiseResiduals, ct: Any, scale: float, cap: float | None) -> tuple[Any, Any, Any]:
