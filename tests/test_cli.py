@@ -453,6 +453,8 @@ def test_quickstart_smoke(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[
     assert summary(capsys, *words, "--force")["reason"] == "max_steps"
     own = summary(capsys, "eval", tmp_path / "q")
     assert own["loss"] == pytest.approx(done["loss"], rel=1e-6)
+    more = summary(capsys, "eval", tmp_path / "q", "--validation-fraction", 0.1)
+    assert 4 * own["bytes"] < more["bytes"] < 6 * own["bytes"]
 
 
 # ---- mistakes, each one sentence ---------------------------------------------------------------------------------
