@@ -7,7 +7,7 @@ index out of range) raise on concrete arrays outside jit unless `domain_checks(F
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Generator
 
 
 class RiftcoError(Exception):
@@ -75,7 +75,7 @@ def domain_checks_enabled() -> bool:
 
 
 @contextlib.contextmanager
-def domain_checks(enabled: bool) -> Iterator[None]:
+def domain_checks(enabled: bool) -> Generator[None, None, None]:
     """Turn the eager checks on data on or off within a `with` block (per thread and context)."""
     token = _DOMAIN_CHECKS.set(enabled)
     try:

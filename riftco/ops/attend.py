@@ -273,6 +273,6 @@ def attention_weights(
         "q_offset": q_offset,
         "kv_lengths": kv_lengths,
     }
-    q, k, _, sees, scale, cap = _prepare(q, k, k, scale, logits_soft_cap, options)
-    weights = plain_weights(q, _silence(k, sees), sees, scale, cap)
+    q, k, _, sees, factor, cap = _prepare(q, k, k, scale, logits_soft_cap, options)
+    weights = plain_weights(q, _silence(k, sees), sees, factor, cap)
     return reshape(weights, (q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
