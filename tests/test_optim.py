@@ -74,20 +74,13 @@ def test_hand_case_of_a_clipped_norm_over_three_leaves():
 
 @pytest.mark.parametrize("unit", [1.0, 2.0**80, 2.0**-110])
 def test_a_norm_at_the_limit_is_not_clipped(unit):
-    gradient = (f32(3 * unit), f32(4 * unit))
-    ((params, stats),) = trajectory(
-        [gradient], (f32(0), f32(0)), learning_rate=0.1, b1=0.5, b2=0.5, eps=unit, max_grad_norm=5 * unit
-    )
+    options = {"learning_rate": 0.1, "b1": 0.5, "b2": 0.5, "eps": unit, "max_grad_norm": 5 * unit}
+    gradient, zeros = (f32(3 * unit), f32(4 * unit)), (f32(0), f32(0))
+    ((params, stats),) = trajectory([gradient], zeros, **options)
     assert float(stats.clip_scale) == 1.0 and float(stats.grad_norm) == 5 * unit
     if 1e-15 < unit < 1e19:  # beyond, (3·unit)² is no float32
         np.testing.assert_allclose(jnp.concatenate(params), [-0.075, -0.08], rtol=2e-6)
-    ((_, stats),) = trajectory(
-        [gradient],
-        (f32(0), f32(0)),
-        learning_rate=0.1,
-        eps=1e-30,
-        max_grad_norm=math.nextafter(5.0, 0) * unit * (1 - 1e-6),
-    )
+    ((_, stats),) = trajectory([(gradient[0], gradient[1] * (1 + 2e-6))], zeros, **options)
     assert float(stats.clip_scale) < 1.0
 
 
@@ -151,14 +144,12 @@ def test_many_steps_equal_the_oracle(rng, page_size, limit, decay):
 
 
 def test_equal_to_optax_adamw(rng):
+    gradients, theirs = [random_tree(rng) for _ in range(20)], random_tree(rng)
+    ours = trajectory(gradients, theirs, learning_rate=0.1, weight_decay=0.1)[-1][0]
     with jax.numpy_dtype_promotion("standard"):
         peer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1, weight_decay=0.1))
-        init, update = jitted(0.1, weight_decay=0.1)
-        ours = theirs = random_tree(rng)
-        state, their_state = init(ours), peer.init(theirs)
-        for _ in range(20):
-            gradient = random_tree(rng)
-            ours, state, _ = update(gradient, state, ours)
+        their_state = peer.init(theirs)
+        for gradient in gradients:
             updates, their_state = jax.jit(peer.update)(gradient, their_state, theirs)
             theirs = optax.apply_updates(theirs, updates)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), ours, theirs)
@@ -186,7 +177,8 @@ def test_b1_and_b2_of_zero_are_sign_descent():
 
 
 def test_zero_gradients_on_a_fresh_state_change_no_bit(rng):
-    params = {**random_tree(rng), "signed": f32(-0.0, 0.0, 1e-40, FLOAT32_MAX)}
+    signed = jnp.tile(f32(-0.0, 0.0, 1e-40, FLOAT32_MAX, -1e-40, -FLOAT32_MAX, 1.0)[:, None], 3)
+    params = {**random_tree(rng), "embedding": signed}
     zero = jax.tree.map(jnp.zeros_like, params)
     ((after, stats),) = trajectory([zero], params, learning_rate=0.1)
     assert bits(after) == bits(params)
@@ -201,10 +193,12 @@ def test_zero_gradients_after_momentum_still_move(rng):
 
 
 def test_rows_without_gradient_keep_their_bits(rng):
-    params = f32(*rng.normal(size=12)).reshape(4, 3)
-    gradient = jnp.zeros((4, 3), jnp.float32).at[1].set(2.0)
-    ((after, _), *_) = trajectory([gradient] * 3, params, learning_rate=0.1)
-    assert bits(after[jnp.array([0, 2, 3])]) == bits(params[jnp.array([0, 2, 3])])
+    params = random_tree(rng)
+    gradient = jax.tree.map(jnp.zeros_like, params)
+    gradient["embedding"] = jnp.asarray(np.eye(7, 3, k=-4), jnp.float32)  # rows 4, 5 and 6
+    after = trajectory([gradient] * 3, params, learning_rate=0.1)[-1][0]
+    before, after = (np.asarray(tree["embedding"]) for tree in (params, after))
+    assert bits(after[:4]) == bits(before[:4]) and (after[4:] != before[4:]).any(1).all()
 
 
 def poisoned(kind, rng):
@@ -247,6 +241,13 @@ POISONS = (
 )
 
 
+@functools.cache
+def donating(**options):
+    """An update that gives its buffers away; one for all poisons with these options."""
+    _, update = optim.adam(**options)
+    return jax.jit(lambda params, state, gradient: update(gradient, state, params), donate_argnums=(0, 1))
+
+
 @pytest.mark.parametrize(
     "kind, page_size", [*((kind, None) for kind in POISONS), *((kind, 2) for kind in POISONS if "overflow" in kind)]
 )
@@ -255,8 +256,7 @@ def test_a_spoilt_update_changes_no_bit_even_of_donated_buffers(kind, page_size,
     if page_size:
         pages = lambda tree: jax.tree.map(lambda leaf: optim.pages.to_pages(leaf, page_size), tree)
         state = optim.AdamState(state.step, pages(state.m), pages(state.v))
-    _, update = optim.adam(page_size=page_size, **options)
-    step = jax.jit(lambda params, state, gradient: update(gradient, state, params), donate_argnums=(0, 1))
+    step = donating(page_size=page_size, **options)
     before = bits((params, state))
     handed_in = jax.tree.leaves((params, state))
     params, state, stats = step(params, state, gradient)
@@ -276,9 +276,9 @@ def test_a_retry_after_a_refusal_is_the_first_step(rng):
 
 def test_the_step_counter_does_not_wrap():
     init, update = jitted(0.1)
-    full = init(f32(1))._replace(step=jnp.int32(2**31 - 1))
-    params, state, stats = update(f32(1), full, f32(1))
-    assert not bool(stats.ok) and int(state.step) == 2**31 - 1 and float(params[0]) == 1
+    full = init(f32(1, 2))._replace(step=jnp.int32(2**31 - 1))
+    params, state, stats = update(f32(1, 1), full, f32(1, 2))
+    assert not bool(stats.ok) and int(state.step) == 2**31 - 1 and params.tolist() == [1, 2]
 
 
 def test_large_finite_values_that_no_bound_admits_are_still_committed():
@@ -335,13 +335,14 @@ def test_pages_are_bounded():
 
 def test_a_run_can_change_its_layout(rng):
     params, gradients = random_tree(rng), [random_tree(rng) for _ in range(2)]
-    expected = trajectory(gradients, params, learning_rate=0.1)[-1][0]
+    expected = trajectory(gradients, params, learning_rate=0.1, weight_decay=0.1)[-1][0]
     page_size = None
     logical = optim.logical_state(optim.adam(0.1)[0](params), params)
     for t, gradient in enumerate(gradients):
-        page_size = (4, None)[t]
+        page_size = (3, None)[t]
         state = optim.from_logical_state(logical, params, page_size=page_size)
-        params, state, _ = jitted(0.1, page_size=page_size)[1](gradient, state, params)
+        _, update = jitted(0.1, weight_decay=0.1, **({"page_size": page_size} if page_size else {}))
+        params, state, _ = update(gradient, state, params)
         logical = optim.logical_state(state, params)
         assert jax.tree.map(jnp.shape, logical.m) == jax.tree.map(jnp.shape, params)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-6), params, expected)
@@ -366,8 +367,8 @@ def test_a_damaged_logical_state_is_refused(rng):
 
 def test_scan_equals_a_loop(rng):
     params, gradients = random_tree(rng), [random_tree(rng) for _ in range(5)]
-    expected = trajectory(gradients, params, learning_rate=optim.warmup_cosine(0.1, 2, 5))
-    init, update = jitted(optim.warmup_cosine(0.1, 2, 5))
+    expected = trajectory(gradients, params, learning_rate=0.1)
+    init, update = jitted(0.1)
 
     def body(carry, gradient):
         params, state, stats = update(gradient, carry[1], carry[0])
@@ -484,8 +485,8 @@ def test_the_decay_mask_may_be_a_function_and_must_fit(rng):
     ((after, _),) = trajectory([zero], params, learning_rate=0.5, weight_decay=0.5, decay_mask=matrices)
     np.testing.assert_allclose(after["embedding"], 0.75 * params["embedding"], rtol=1e-6)
     assert bits(after["gain"]) == bits(params["gain"])
-    ((after, _),) = trajectory([zero], params, learning_rate=0.5, weight_decay=0.5)
-    np.testing.assert_allclose(after["gain"], 0.75 * params["gain"], rtol=1e-6)
+    ((after, _),) = trajectory([zero], params, learning_rate=0.1, weight_decay=0.1)
+    np.testing.assert_allclose(after["gain"], 0.99 * params["gain"], rtol=1e-6)
     with pytest.raises(ConfigError, match=r"decay_mask .* not at blocks\.bias, blocks\.weight, gain"):
         trajectory([zero], params, learning_rate=0.5, weight_decay=0.5, decay_mask=lambda tree: {"embedding": True})
 
