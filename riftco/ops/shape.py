@@ -292,17 +292,17 @@ def slice(x: Array, starts: Sequence[int], limits: Sequence[int], strides: Seque
     """
     x = validate.floating("slice", "x", x)
     starts, limits = tuple(starts), tuple(limits)
-    strides = (1,) * x.ndim if strides is None else tuple(strides)
-    fits = len(starts) == len(limits) == len(strides) == x.ndim and all(
-        0 <= a <= b <= n and s >= 1 for a, b, n, s in zip(starts, limits, x.shape, strides, strict=True)
+    steps: Shape = (1,) * x.ndim if strides is None else tuple(strides)
+    fits = len(starts) == len(limits) == len(steps) == x.ndim and all(
+        0 <= a <= b <= n and s >= 1 for a, b, n, s in zip(starts, limits, x.shape, steps, strict=True)
     )
     validate.require(
         "slice",
         fits,
         f"starts, limits and strides must describe a box inside {list(x.shape)}",
-        f"{list(starts)}, {list(limits)}, {list(strides)}",
+        f"{list(starts)}, {list(limits)}, {list(steps)}",
     )
-    return _slice(x, starts=starts, limits=limits, strides=strides, source=tuple(x.shape))
+    return _slice(x, starts=starts, limits=limits, strides=steps, source=tuple(x.shape))
 
 
 def dynamic_update_slice(x: Array, update: Array, starts: Sequence[Any]) -> Array:
