@@ -5,6 +5,7 @@ most `context` tokens are seen). With learned positions there is no position pas
 context is run again from position 0 and generation goes on from there.
 """
 
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,13 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from riftco import sampling
-from riftco.errors import ConfigError, IndexRangeError, ShapeError
+from riftco.errors import ConfigError, DTypeError, IndexRangeError, ShapeError
 from riftco.models.config import DecoderConfig
 from riftco.models.decoding import contiguous_cache, decode_step, decoding_params, paged_cache, prefill
 from riftco.models.rotary_tables import rope_tables
 from riftco.types import Array, PyTree
 
 _SMALLEST_PREFILL = 16
+
+
+def _token_id(value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise DTypeError(f"generate: token ids must be integers; got {value!r}.") from None
 
 
 class Session:
@@ -83,7 +91,7 @@ class Session:
         """
         if self._position:
             raise ConfigError("Session.prefill: the session must be empty; call reset() first, or step() to go on.")
-        ids = [int(i) for i in ids]
+        ids = [_token_id(i) for i in ids]
         if not 1 <= len(ids) <= self.capacity:
             raise ShapeError(
                 f"prefill: the prompt must have 1 to {self.capacity} tokens, the model's context; got {len(ids)}. "
@@ -106,7 +114,7 @@ class Session:
         Raises:
             IndexRangeError: for an id outside the vocabulary.
         """
-        token = int(token)
+        token = _token_id(token)
         self._check([token])
         if self._position == 0:
             return self.prefill([token])
@@ -176,7 +184,7 @@ def stream(
     """
     if max_tokens < 0:
         raise ConfigError(f"generate: max_tokens must not be negative; got {max_tokens}.")
-    stop, history = {int(i) for i in stop_ids}, [int(i) for i in prompt_ids]
+    stop, history = {_token_id(i) for i in stop_ids}, [_token_id(i) for i in prompt_ids]
     if max_tokens == 0:
         return
     logits = session.prefill(history)

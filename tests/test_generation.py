@@ -9,7 +9,7 @@ import pytest
 
 import riftco
 from riftco import models
-from riftco.errors import ConfigError, IndexRangeError, ShapeError
+from riftco.errors import ConfigError, DTypeError, IndexRangeError, ShapeError
 from riftco.generation import Session, generate, stream_text
 from riftco.models import DecoderConfig, forward
 from riftco.models.decoding import PagedCache
@@ -206,3 +206,8 @@ def test_stop_strings_are_never_emitted_in_part() -> None:
     assert list(stream_text(iter(["abc"]), [])) == ["abc"]
     with pytest.raises(ConfigError):
         list(stream_text(iter(["a"]), [""]))
+
+
+def test_ids_that_are_not_integers_are_refused() -> None:
+    with pytest.raises(DTypeError, match=r"integers; got 1\.5"):
+        generate(params_of(ROPE), ROPE, [1.5], max_tokens=1)

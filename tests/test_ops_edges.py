@@ -7,7 +7,7 @@ import pytest
 
 import riftco
 from riftco import models, ops
-from riftco.errors import DTypeError, IndexRangeError, RiftcoError, ShapeError, UnsupportedError
+from riftco.errors import DomainError, DTypeError, IndexRangeError, RiftcoError, ShapeError, UnsupportedError
 
 # ------------------------------------------------------------------------------------------------ narrow integers
 
@@ -120,3 +120,16 @@ def test_a_kernel_that_is_not_built_is_refused_as_riftcos_own_error():
         with pytest.raises(UnsupportedError, match=match) as caught:
             ops.attention(q, q, q, **options)
         assert isinstance(caught.value, RiftcoError) and isinstance(caught.value, NotImplementedError)
+
+
+def test_a_constant_may_be_checked_inside_jit_scan_and_vmap() -> None:
+    a = jnp.ones(3)
+    assert np.array_equal(jax.jit(lambda k: k * ops.log(a))(jnp.ones(3)), np.zeros(3))
+    grad = jax.jit(riftco.grad(lambda w: ops.sum(ops.mul(w, ops.softmax(a)))))(a)
+    np.testing.assert_allclose(grad, np.full(3, 1 / 3), rtol=1e-6)
+    carry, _ = riftco.scan(lambda c, x: (ops.add(c, ops.log(a)), ()), a, jnp.ones(2))
+    assert np.array_equal(carry, np.ones(3))
+    assert jax.vmap(lambda k: ops.sum(ops.sqrt(a)) * k)(jnp.ones(2)).tolist() == [3.0, 3.0]
+    negative = -a
+    with pytest.raises(DomainError):
+        jax.jit(lambda k: k * ops.log(negative))(jnp.ones(3))

@@ -7,7 +7,7 @@ from typing import Any
 
 from riftco.cli import tokenizer as tokenizer_verb
 from riftco.cli.options import UsageError
-from riftco.errors import ConfigError, DataError
+from riftco.errors import ConfigError, DataError, TokenizerError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,13 @@ def _texts(
         note(f"training a tokenizer on {len(texts.train):,} characters")
     made = tokenizer_verb.build(tokenizer, texts.train, vocab_size, min_frequency)
     train = data.encode_text(made, texts.train)
-    validation = None if texts.validation is None else data.encode_text(made, texts.validation)
+    try:
+        validation = None if texts.validation is None else data.encode_text(made, texts.validation)
+    except TokenizerError as error:
+        raise DataError(
+            "the held-out text: every byte must occur in the training text as well, which the byte tokenizer is made "
+            f"from; {str(error).split(';')[0]}. Give more text, another --validation-fraction, or --tokenizer bpe."
+        ) from error
     note(
         f"{len(texts.train):,} characters are {len(train):,} training tokens"
         + ("" if validation is None else f"; {len(validation):,} are held out")

@@ -16,7 +16,7 @@ import numpy as np
 from riftco import layers, ops
 from riftco.autodiff import checkpoint, scan
 from riftco.autodiff.box import is_floating
-from riftco.errors import ConfigError, ShapeError
+from riftco.errors import ConfigError, ShapeError, UnsupportedError
 from riftco.models.config import DecoderConfig
 from riftco.models.rotary_tables import rope_tables
 from riftco.tree import describe
@@ -141,8 +141,11 @@ def hidden_states(
     positions: Array | None = None,
     dtype: Any = None,
     unroll: int | bool = 1,
+    adapters: PyTree = None,
 ) -> Array:
     """The stream after the last block and the final norm, [B, T, D]; options as `forward`."""
+    if adapters is not None:
+        raise UnsupportedError("forward: adapters must be None; this version of riftco has no adapters yet.")
     if grad_checkpoint not in ("none", "block"):
         raise ConfigError(f"forward: grad_checkpoint must be 'none' or 'block'; got {grad_checkpoint!r}.")
     tokens, positions = _check_tokens(tokens, config, positions)
@@ -176,7 +179,7 @@ def forward(params: PyTree, tokens: Array, config: DecoderConfig, **options: Any
         **options: `attention`, an implementation of `ops.attention` or None for the fastest; `grad_checkpoint`, "none"
             or "block"; `dropout_key`, a key that turns dropout on; `segment_ids`, int [B, T], positions attend within
             their own segment; `positions`, int [T] or [B, T]; `dtype`, the compute dtype (None for the params' own);
-            `unroll`, how many layers of the scan are laid out in one iteration.
+            `unroll`, how many layers of the scan are laid out in one iteration; `adapters`, None in this version.
 
     Returns:
         [B, T, V] in the compute dtype.

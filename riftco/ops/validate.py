@@ -3,6 +3,7 @@
 import operator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -116,7 +117,9 @@ def domain(who: str, x: Any, bad: Any, required: str) -> None:
     values = concrete(x)
     if values is None:
         return
-    wrong = np.asarray(bad(values))
+    # A constant may be looked at inside jit or scan as well; without this its check would be traced with the rest.
+    with jax.ensure_compile_time_eval():
+        wrong = np.asarray(bad(values))
     if wrong.any():
         where = tuple(int(i) for i in np.argwhere(wrong)[0])
         raise DomainError(f"{who}: {required}; got {np.asarray(values)[where]} at index {list(where)}.")
