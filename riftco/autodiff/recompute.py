@@ -14,7 +14,7 @@ from riftco import _compat
 from riftco.autodiff.box import Box, is_floating
 from riftco.autodiff.bridge import evaluated_as
 from riftco.autodiff.control import Packed, replaced, spread
-from riftco.autodiff.tape import Op, Program, Static, barrier, record, refuse_boxes, settle
+from riftco.autodiff.tape import Op, Program, Static, barrier, inside_scan, record, refuse_boxes, settle
 from riftco.types import PyTree
 
 
@@ -124,7 +124,8 @@ def _must_keep_bits(leaves: list[Any], cts: list[Any]) -> bool:
     """Whether this run is compiled for a CPU, where checkpointing promises equal bits, and recorded by nothing else."""
     floating = [ct for ct in cts if ct is not None and is_floating(ct)]
     return (
-        jax.default_backend() == "cpu"
+        inside_scan()  # elsewhere the residuals pass through no loop without checkpointing either
+        and jax.default_backend() == "cpu"
         and any(ct.size > 0 for ct in floating)
         and not _compat.is_concrete(floating[0])
         and not any(isinstance(x, Box) or _compat.varying_axes(x) for x in (*leaves, *floating))

@@ -313,6 +313,11 @@ def barrier(who: str) -> Iterator[None]:
         _BARRIER.reset(token)
 
 
+def inside_scan() -> bool:
+    """Whether the body of a real loop is being run."""
+    return _BARRIER.get()[1] == "scan"
+
+
 def refuse_boxes(who: str, out: PyTree) -> PyTree:
     """`out`, unless a captured box was returned untouched."""
     for leaf in tree_flatten(out)[0]:
