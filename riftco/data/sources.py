@@ -48,7 +48,33 @@ class Source(Protocol):
         ...
 
 
-class UniformWindowSource:
+class SeekableSource:
+    """What sources share whose batch is a function of the step alone: their place is the number of batches drawn."""
+
+    kind: str
+    fingerprint: str
+    batches_emitted: int
+
+    def batch(self, step: int, rows: Rows | None = None) -> Batch:
+        """The batch of `step`, or its rows start .. stop-1."""
+        raise NotImplementedError
+
+    def next(self, rows: Rows | None = None) -> Batch:
+        """The batch of step `batches_emitted`, which grows by one."""
+        batch = self.batch(self.batches_emitted, rows)
+        self.batches_emitted += 1
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        """{"type", "fingerprint", "batches_emitted"}."""
+        return {"type": self.kind, "fingerprint": self.fingerprint, "batches_emitted": self.batches_emitted}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go to a stored place. Raises DataError, with nothing changed, if the state is not of this source."""
+        self.batches_emitted = check_state(state, self.kind, self.fingerprint)
+
+
+class UniformWindowSource(SeekableSource):
     """Windows that start anywhere, drawn uniformly with replacement, each batch a function of (seed, step) alone.
 
     The starts of step s are the first B words of Philox-4x64 with key (seed, s), modulo the N - T starts there
@@ -90,20 +116,6 @@ class UniformWindowSource:
         starts = self.starts(step)[row_slice(rows, self.batch_size)]
         ids = np.stack([np.zeros_like(starts), starts], axis=1)
         return cut_windows(self._tokens, starts, self.context, ids, self.kind)
-
-    def next(self, rows: Rows | None = None) -> Batch:
-        """The batch of step `batches_emitted`, which grows by one."""
-        batch = self.batch(self.batches_emitted, rows)
-        self.batches_emitted += 1
-        return batch
-
-    def state(self) -> dict[str, Any]:
-        """{"type", "fingerprint", "batches_emitted"}."""
-        return {"type": self.kind, "fingerprint": self.fingerprint, "batches_emitted": self.batches_emitted}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go to a stored place. Raises DataError, with nothing changed, if the state is not of this source."""
-        self.batches_emitted = check_state(state, self.kind, self.fingerprint)
 
 
 def fixed_batches(source: Source, count: int) -> tuple[Batch, ...]:

@@ -2,16 +2,15 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from riftco.data import Batch
-from riftco.data.sources import Rows, check_state, row_slice
+from riftco.data.sources import Rows, SeekableSource, row_slice
 from riftco.errors import DataError
 
 
-class FixedBatchSource:
+class FixedBatchSource(SeekableSource):
     """Batches in the order given, from the first again after the last; one batch makes a model learn it by heart.
 
     Args:
@@ -41,17 +40,3 @@ class FixedBatchSource:
         part = row_slice(rows, len(whole.tokens))
         cut = lambda array: None if array is None else array[part]
         return Batch(whole.tokens[part], whole.targets[part], cut(whole.weights), cut(whole.ids), whole.source)
-
-    def next(self, rows: Rows | None = None) -> Batch:
-        """The batch of step `batches_emitted`, which grows by one."""
-        batch = self.batch(self.batches_emitted, rows)
-        self.batches_emitted += 1
-        return batch
-
-    def state(self) -> dict[str, Any]:
-        """{"type", "fingerprint", "batches_emitted"}."""
-        return {"type": self.kind, "fingerprint": self.fingerprint, "batches_emitted": self.batches_emitted}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go to a stored place. Raises DataError, with nothing changed, if the state is not of this source."""
-        self.batches_emitted = check_state(state, self.kind, self.fingerprint)
