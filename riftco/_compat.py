@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import core, lax
 
 JAX_VERSION: tuple[int, ...] = tuple(int(part) for part in jax.__version__.split(".")[:3] if part.isdigit())
@@ -88,3 +89,25 @@ def scan(body: Callable[..., Any], init: Any, xs: Any, length: int | None, rever
 def is_concrete(x: Any) -> bool:
     """Whether the values of `x` can be looked at now (it is not being traced by jax)."""
     return not isinstance(x, core.Tracer)
+
+
+def shape_dtype(shape: tuple[int, ...], dtype: Any, axes: frozenset[str]) -> jax.ShapeDtypeStruct:
+    """A type that varies over `axes` of the surrounding `shard_map`."""
+    if not axes:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    kind = type(_typeof(jnp.zeros(())).manual_axis_type)
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=kind(varying=axes))
+
+
+def triton_params(num_warps: int, num_stages: int) -> Any:
+    """Compiler parameters that make a `pallas_call` a Triton kernel."""
+    from jax.experimental.pallas import triton
+
+    return triton.CompilerParams(num_warps=num_warps, num_stages=num_stages)
+
+
+def tpu_params(dimension_semantics: tuple[Any, ...], vmem_limit_bytes: int | None) -> Any:
+    """Compiler parameters that make a `pallas_call` a TPU kernel."""
+    from jax.experimental.pallas import tpu
+
+    return tpu.CompilerParams(dimension_semantics=dimension_semantics, vmem_limit_bytes=vmem_limit_bytes)

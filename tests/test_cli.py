@@ -188,7 +188,7 @@ def test_training_flags_are_the_trainers_fields_with_its_defaults() -> None:
 
     from riftco.cli.eval import EvalOptions
     from riftco.cli.pretrain import PretrainOptions
-    from riftco.ops.attend import IMPLEMENTATIONS
+    from riftco.pallas.dispatch import IMPLEMENTATIONS
     from riftco.train import TrainConfig
     from riftco.train.config import Dtype
 

@@ -1,6 +1,6 @@
 """Attention: the public functions, and the plain rule that holds all scores.
 
-The blockwise rule is in blockwise.py; what is seen is decided in masks.py.
+The blockwise rule is in blockwise.py, the kernels behind pallas/dispatch.py.
 """
 
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from riftco.autodiff.box import Box, unbox
 from riftco.autodiff.tape import Op
-from riftco.errors import ConfigError, UnsupportedError
+from riftco.errors import ConfigError
 from riftco.ops import blockwise, validate
 from riftco.ops.elementwise import astype, exp, tanh, where
 from riftco.ops.linalg import einsum
@@ -18,9 +18,8 @@ from riftco.ops.masks import Visibility, visibility
 from riftco.ops.norm import statistics_dtype
 from riftco.ops.reduce import sum
 from riftco.ops.shape import broadcast_to, reshape
+from riftco.pallas import dispatch
 from riftco.types import Array
-
-IMPLEMENTATIONS = ("plain", "blockwise", "pallas_tpu", "pallas_triton", "pallas_mosaic_gpu", "cudnn")
 
 # ------------------------------------------------------------------------------------------------ the plain rule
 # Query head h reads key head h // R, R = H / G; scores are [B, G, R, T, S].
@@ -109,23 +108,55 @@ def _plain_bwd(saved: PlainResiduals, ct: Any, scale: float, cap: float | None) 
 # ------------------------------------------------------------------------------------------------ the op
 
 
-def _attention_impl(q: Any, k: Any, v: Any, sees: Visibility, *, scale: float, cap: float | None, how: str) -> Any:
-    return _attention_fwd(q, k, v, sees, scale=scale, cap=cap, how=how)[0]
+class KernelResiduals(NamedTuple):
+    """What a Flash kernel saves: nothing larger than q, k and v."""
+
+    q: Any
+    k: Any
+    v: Any
+    out: Any
+    lse: Any  # [B, H, T] float32, natural logarithm; -inf for a row that sees nothing
+    sees: Visibility
+
+    def inputs(self) -> tuple[Any, Any, Any]:
+        """q, k and v."""
+        return self.q, self.k, self.v
 
 
-def _attention_fwd(q: Any, k: Any, v: Any, sees: Visibility, *, scale: float, cap: float | None, how: str) -> Any:
-    # Under an outer derivative the rule must be made of ops; the loops of the blockwise rule are not.
-    if how == "plain" or any(isinstance(x, Box) for x in (q, k, v)):
-        return _plain_fwd(q, k, v, sees, scale, cap)
-    return blockwise.forward(q, k, v, sees, scale, cap)
+class Call(NamedTuple):
+    """The static part of one call."""
+
+    scale: float
+    cap: float | None
+    how: str
+    interpret: Any = False
 
 
-def _attention_bwd(saved: Any, ct: Any, *, scale: float, cap: float | None, how: str) -> Any:
+def _attention_impl(q: Any, k: Any, v: Any, sees: Visibility, *, call: Call) -> Any:
+    return _attention_fwd(q, k, v, sees, call=call)[0]
+
+
+def _attention_fwd(q: Any, k: Any, v: Any, sees: Visibility, *, call: Call) -> Any:
+    # Under an outer derivative the rule must be made of ops; loops and kernels are not.
+    if call.how == "plain" or any(isinstance(x, Box) for x in (q, k, v)):
+        return _plain_fwd(q, k, v, sees, call.scale, call.cap)
+    if call.how == "blockwise":
+        return blockwise.forward(q, k, v, sees, call.scale, call.cap)
+    out, lse = dispatch.attention(call.how, q, k, v, sees, call.scale, call.cap, call.interpret)
+    return out, KernelResiduals(q, k, v, out, lse, sees)
+
+
+def _attention_bwd(saved: Any, ct: Any, *, call: Call) -> Any:
+    scale, cap = call.scale, call.cap
     if isinstance(saved, PlainResiduals):
         return *_plain_bwd(saved, ct, scale, cap), no_cotangents(saved.sees)
     if isinstance(ct, Box) or any(isinstance(x, Box) for x in jax.tree_util.tree_leaves(saved)):
         q, k, v = saved.inputs()
         return *_plain_bwd(_plain_fwd(q, k, v, saved.sees, scale, cap)[1], ct, scale, cap), no_cotangents(saved.sees)
+    if isinstance(saved, KernelResiduals):
+        q, k, v, out, lse, sees = saved
+        cotangents = dispatch.attention_backward(call.how, q, k, v, out, lse, ct, sees, scale, cap, call.interpret)
+        return *cotangents, no_cotangents(sees)
     return *blockwise.backward(saved, ct, scale, cap), no_cotangents(saved.sees)
 
 
@@ -192,21 +223,25 @@ def attention(
         logits_soft_cap: c, or None.
         scale: None for 1/sqrt(K).
         implementation: "plain" holds all scores [B, H, T, S]; "blockwise" holds one block of queries, skips what is
-            masked, and saves no more than a few times q, k and v; None takes the faster for the device.
-        interpret: run a kernel by its interpreter; the two rules here have none and refuse it.
+            masked, and saves no more than a few times q, k and v; "pallas_tpu", "pallas_triton" and
+            "pallas_mosaic_gpu" are Flash kernels, "cudnn" is NVIDIA's. None takes the fastest for the device that
+            supports the call (`riftco doctor --kernels`).
+        interpret: True runs a kernel by its interpreter, on any device; an interpreter's own parameters are handed
+            to it. The two XLA rules have none and refuse it.
 
     Returns:
         [B, T, H, K] in q's dtype; softmax in float32 or wider.
 
     Raises:
-        ShapeError, DTypeError, ConfigError: if arguments do not fit. UnsupportedError (a NotImplementedError): for an
-        implementation that this build does not have; a named one is never replaced by another.
+        ShapeError, DTypeError, ConfigError: if arguments do not fit. UnsupportedError (a NotImplementedError): if a
+        named implementation cannot run the call here, with the reason; it is never replaced by another.
 
     Gradient:
         dV = Pᵀ dO, dS = P (dO Vᵀ - rowsum(P dO Vᵀ)), dQ = scale dS K, dK = scale dSᵀ Q. Plain saves q, k, v and P.
         Blockwise saves q, k, v and the logsumexp of each row, and makes P again; beyond 1024 queries it saves the
         output as well, and up to there, without a cap, the blocks of P that are not masked where they are no larger
-        than q, k and v together. Any order (beyond the first by the plain rule).
+        than q, k and v together. A kernel saves q, k, v, the output and the logsumexp. Any order (beyond the first by
+        the plain rule).
 
     Source:
         Vaswani et al. 2017, arXiv:1706.03762, eq. 1; Dao 2023, arXiv:2307.08691, alg. 1 and 2.
@@ -219,29 +254,24 @@ def attention(
         "q_offset": q_offset,
         "kv_lengths": kv_lengths,
     }
-    q, k, v, sees, scale, cap = _prepare(q, k, v, scale, logits_soft_cap, options)
-    how = choose(implementation, q, k)
-    if interpret:
-        raise UnsupportedError(
-            f"attention[{how}]: not a kernel, so there is nothing to interpret; leave interpret False."
-        )
-    return _attention(q, k, v, sees, scale=scale, cap=cap, how=how)
+    q, k, v, sees, factor, cap = _prepare(q, k, v, scale, logits_soft_cap, options)
+    how = choose(implementation, unbox(q), unbox(k), unbox(v), sees, cap, interpret)
+    return _attention(q, k, v, sees, call=Call(factor, cap, how, interpret))
 
 
-def choose(implementation: str | None, q: Any, k: Any) -> str:
-    """The implementation that a call runs."""
-    if implementation is None:
-        # One query at a time has no masked half to skip, and nothing to gain from blocks.
-        return "blockwise" if q.shape[1] >= 32 else "plain"
-    if implementation not in IMPLEMENTATIONS:
-        raise ConfigError(
-            f"attention: implementation must be None or one of {', '.join(IMPLEMENTATIONS)}; got {implementation!r}."
-        )
-    if implementation not in ("plain", "blockwise"):
-        raise UnsupportedError(
-            f"attention[{implementation}]: this build has no such kernel; use None, 'plain' or 'blockwise'."
-        )
-    return implementation
+def choose(
+    implementation: str | None,
+    q: Any,
+    k: Any,
+    v: Any,
+    sees: Visibility | None = None,
+    cap: float | None = None,
+    interpret: Any = False,
+) -> str:
+    """The implementation that a call runs; of q, k and v only shape, dtype and device matter. Raises as `attention`."""
+    # One query at a time has no masked half to skip, and nothing to gain from blocks.
+    rule = "blockwise" if q.shape[1] >= 32 else "plain"
+    return dispatch.choose("attention", implementation, rule, interpret, (q, k, v), q, k, v, sees or Visibility(), cap)
 
 
 def attention_weights(

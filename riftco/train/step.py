@@ -72,7 +72,7 @@ def make_optimizer(config: DecoderConfig, train_config: TrainConfig) -> tuple[Ca
 def check_attention(config: DecoderConfig, implementation: str | None) -> None:
     """Refuse an implementation of attention that cannot run here, as `riftco.ops.attention` would, but at once."""
     shape = lambda heads: jax.ShapeDtypeStruct((1, config.context, heads, config.head_dim), jnp.float32)
-    choose(implementation, shape(config.heads), shape(config.kv_heads))
+    choose(implementation, shape(config.heads), shape(config.kv_heads), shape(config.kv_heads))
 
 
 def _rate(train_config: TrainConfig) -> Callable[[Any], Array]:
