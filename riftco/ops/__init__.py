@@ -30,6 +30,7 @@ from riftco.ops.index import take, take_along_axis
 from riftco.ops.linalg import add_bias, einsum, linear, matmul
 from riftco.ops.loss import cross_entropy, linear_cross_entropy
 from riftco.ops.norm import layer_norm, rms_norm
+from riftco.ops.paged import paged_attention
 from riftco.ops.reduce import cumsum, log_softmax, logsumexp, max, mean, softmax, sum
 from riftco.ops.rotary import rope
 from riftco.ops.shape import broadcast_to, concatenate, dynamic_update_slice, reshape, slice, split, transpose
@@ -64,6 +65,7 @@ __all__ = [
     "minimum",
     "mul",
     "neg",
+    "paged_attention",
     "pow",
     "relu",
     "relu2",

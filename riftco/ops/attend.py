@@ -133,10 +133,11 @@ class Call(NamedTuple):
 
 
 def _attention_impl(q: Any, k: Any, v: Any, sees: Visibility, *, call: Call) -> Any:
-    return _attention_fwd(q, k, v, sees, call=call)[0]
+    return attention_fwd(q, k, v, sees, call=call)[0]
 
 
-def _attention_fwd(q: Any, k: Any, v: Any, sees: Visibility, *, call: Call) -> Any:
+def attention_fwd(q: Any, k: Any, v: Any, sees: Visibility, *, call: Call) -> Any:
+    """The forward rule: the output and the residuals."""
     # Under an outer derivative the rule must be made of ops; loops and kernels are not.
     if call.how == "plain" or any(isinstance(x, Box) for x in (q, k, v)):
         return _plain_fwd(q, k, v, sees, call.scale, call.cap)
@@ -146,7 +147,8 @@ def _attention_fwd(q: Any, k: Any, v: Any, sees: Visibility, *, call: Call) -> A
     return out, KernelResiduals(q, k, v, out, lse, sees)
 
 
-def _attention_bwd(saved: Any, ct: Any, *, call: Call) -> Any:
+def attention_bwd(saved: Any, ct: Any, *, call: Call) -> Any:
+    """The backward rule: the cotangents of q, k, v, and a None for each of the options."""
     scale, cap = call.scale, call.cap
     if isinstance(saved, PlainResiduals):
         return *_plain_bwd(saved, ct, scale, cap), no_cotangents(saved.sees)
@@ -165,7 +167,7 @@ def no_cotangents(sees: Visibility) -> Visibility:
     return jax.tree_util.tree_map(lambda _: None, sees)
 
 
-_attention = Op("attention", _attention_impl, _attention_fwd, _attention_bwd)
+_attention = Op("attention", _attention_impl, attention_fwd, attention_bwd)
 
 
 def _prepare(q: Any, k: Any, v: Any, scale: Any, cap: Any, options: dict[str, Any]) -> tuple[Any, ...]:

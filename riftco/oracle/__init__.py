@@ -77,6 +77,7 @@ from riftco.oracle.linalg import (
 )
 from riftco.oracle.loss import cross_entropy, cross_entropy_vjp, linear_cross_entropy, linear_cross_entropy_vjp
 from riftco.oracle.norm import dropout, dropout_vjp, layer_norm, layer_norm_vjp, rms_norm, rms_norm_vjp
+from riftco.oracle.paged import paged_attention, paged_attention_vjp
 from riftco.oracle.reduce import (
     cumsum,
     cumsum_vjp,

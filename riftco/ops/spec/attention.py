@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from riftco import ops, oracle
-from riftco.errors import ConfigError, DTypeError, ShapeError
+from riftco.errors import ConfigError, DTypeError, IndexRangeError, ShapeError
 from riftco.ops.spec.kinds import BadInput, Call, Draw, OpSpec, Sample, call
 
 
@@ -121,4 +121,73 @@ _WEIGHTS = OpSpec(
     _bad(ops.attention_weights, 2),
 )
 
-SPECS = (_ATTENTION, _WEIGHTS)
+# ------------------------------------------------------------------------------------------------ pages
+
+# Rows 1 and 2 share page 4; entries past a row's last key are no pages at all.
+_TABLE = np.array([[2, -7, 99], [4, 0, 1], [4, 5, 2**30]], np.int32)
+_RAGGED = np.array([3, 8, 4], np.int32)
+
+
+def _paged(draw: Draw, *, time: int = 2, heads: int = 4, groups: int = 2, **options: Any) -> Call:
+    q = draw.normal(3, time, heads, 4)
+    k, v = (draw.normal(groups, 6, 3, 4) for _ in range(2))
+    return call(q, k, v, options.pop("lengths", _RAGGED), options.pop("table", _TABLE), **options)
+
+
+_PAGED_CASES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("ragged rows that share a page", {}),
+    ("one shared head, one token", {"time": 1, "heads": 3, "groups": 1}),
+    ("an empty row, and one shorter than its queries", {"lengths": np.array([0, 8, 1], np.int32)}),
+    ("a chunk of each row's own length", {"time": 4, "query_lengths": np.array([3, 0, 2], np.int32)}),
+    ("window, its first page no page", {"window": 2, "table": np.array([[2, -7, 99], [-9, 0, 1], [4, 5, 8]])}),
+    ("soft cap and scale", {"logits_soft_cap": 2.0, "scale": 0.7}),
+)
+
+
+def _paged_sample(implementation: str, name: str, options: dict[str, Any]) -> Sample:
+    return Sample(
+        f"{implementation}: {name}", lambda draw: _paged(draw, implementation=implementation, **dict(options))
+    )
+
+
+_POOL = jnp.ones((2, 6, 3, 4))
+
+
+def _bad_paged(name: str, error: type[Exception], fragment: str, **changed: Any) -> BadInput:
+    def run() -> Any:
+        arrays = {"q": jnp.ones((3, 2, 4, 4)), "k_pages": _POOL, "v_pages": _POOL, "lengths": _RAGGED}
+        return ops.paged_attention(**{**arrays, "page_indices": _TABLE, **changed})
+
+    return BadInput(name, run, error, fragment)
+
+
+_PAGED = OpSpec(
+    "paged_attention",
+    "attention",
+    (
+        *(_paged_sample("plain", *case) for case in _PAGED_CASES),
+        *(_paged_sample("blockwise", *case) for case in _PAGED_CASES[3:5]),
+    ),
+    (
+        _bad_paged("heads", ShapeError, "G dividing H", q=jnp.ones((3, 2, 3, 4))),
+        _bad_paged("pools", ShapeError, "[G, P, N, K]", v_pages=_POOL[:, :5]),
+        _bad_paged("two dtypes", DTypeError, "one dtype", v_pages=_POOL.astype(jnp.bfloat16)),
+        _bad_paged("table", ShapeError, "page_indices must be [3, M]", page_indices=_TABLE[:2]),
+        _bad_paged("floating lengths", DTypeError, "lengths must have an integer dtype", lengths=jnp.ones(3)),
+        _bad_paged("lengths' shape", ShapeError, "lengths must be [3]", lengths=_RAGGED[:2]),
+        _bad_paged("a length", IndexRangeError, "lengths must be in [0, 10)", lengths=np.array([3, 10, 4])),
+        _bad_paged("query lengths", IndexRangeError, "query_lengths must be in [0, 3)", query_lengths=_RAGGED),
+        _bad_paged("a page", IndexRangeError, "must be in [0, 6); got -7 at index [0, 1]", lengths=_RAGGED + 1),
+        _bad_paged("window 0", ConfigError, "window must be a positive integer", window=0),
+        _bad_paged("soft cap", ConfigError, "logits_soft_cap must be positive", logits_soft_cap=-1.0),
+        _bad_paged("no such rule", ConfigError, "one of plain", implementation="fast"),
+    ),
+    forward=lambda q, k, v, lengths, table, **options: oracle.paged_attention(
+        q, k, v, lengths, table, **_without_implementation(options)
+    ),
+    backward=lambda args, dy, options: oracle.paged_attention_vjp(
+        args[0], args[1], args[2], args[3], args[4], dy, **_without_implementation(options)
+    ),
+)
+
+SPECS = (_ATTENTION, _WEIGHTS, _PAGED)
