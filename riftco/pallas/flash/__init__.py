@@ -1,0 +1,1 @@
+"""Flash attention, one schedule for each kind of chip."""
