@@ -8,7 +8,14 @@ import pytest
 from riftco.errors import ConfigError, UnsupportedError
 from riftco.pallas import dispatch
 from riftco.pallas.core import softmax
-from riftco.pallas.core.visibility import Visibility, keys_seen, keys_seen_by_all, queries_seeing, sees
+from riftco.pallas.core.visibility import (
+    Visibility,
+    keys_seen,
+    keys_seen_by_all,
+    queries_seeing,
+    queries_seeing_all,
+    sees,
+)
 
 ROWS, KEYS = 7, 11
 OPTIONS = [dict(causal=causal, window=window) for causal in (True, False) for window in (None, 1, 3, 20)]
@@ -40,6 +47,9 @@ def test_tile_bounds_are_what_the_mask_says(options, offset, traced):
             low, high = map(int, queries_seeing(*bounds, **options))
             some = np.flatnonzero(mask[:, first:last].any(1)) + offset
             assert (low, high) == ((some[0], some[-1] + 1) if some.size else (low, low))
+            low, high = map(int, queries_seeing_all(*bounds, **options))
+            every = np.flatnonzero(mask[:, first:last].all(1)) + offset
+            assert (low, high) == ((every[0], every[-1] + 1) if every.size else (low, low))
 
 
 def test_the_running_softmax_over_tiles_is_the_softmax(rng):

@@ -88,6 +88,21 @@ def queries_seeing(first: Any, last: Any, low: Any, high: Any, *, causal: bool, 
     return start, _most(start, stop)
 
 
+def queries_seeing_all(
+    first: Any, last: Any, low: Any, high: Any, *, causal: bool, window: int | None
+) -> tuple[Any, Any]:
+    """The positions within [low, high) where a query sees every one of the keys [first, last): no mask is needed."""
+    start, stop = low, high
+    if causal:
+        start = _most(low, last - 1)
+    if window is not None:
+        stop = _least(high, first + window)
+        if not causal:
+            start = _most(low, last - window)
+    start = _least(start, high)
+    return start, _most(start, stop)
+
+
 def _least(a: Any, b: Any) -> Any:
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.minimum(a, b)
 

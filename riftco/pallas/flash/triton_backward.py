@@ -1,0 +1,157 @@
+"""Flash attention's backward pass for Pallas Triton: a kernel for dQ, and one for dK and dV.
+
+Each output tile is summed by one program in a fixed order: seven products in place of the fused five, for results that
+are the same in every run, without atomics. The query heads that share a key head are summed in the kernel, in float32.
+
+Source: Dao 2023, arXiv:2307.08691, algorithm 2.
+"""
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from riftco.pallas.call import shape_like, triton_call
+from riftco.pallas.core import softmax
+from riftco.pallas.core.visibility import Visibility
+from riftco.pallas.flash import triton_tiles as tile
+from riftco.pallas.flash.triton_tiles import Row, Tiles
+
+
+def backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    dout: Any,
+    sees: Visibility,
+    *,
+    scale: float,
+    cap: float | None,
+    interpret: Any,
+) -> tuple[Any, Any, Any]:
+    """The cotangents of q, k and v in their dtypes."""
+    b, t, h, _ = q.shape
+    s, groups = k.shape[1:3]
+    tiles = tile.choose(tile.BACKWARD, q, k)
+    options = {"tiles": tiles, "scale": scale, "cap": cap}
+    launch = {"num_warps": tiles.warps, "num_stages": tiles.stages, "interpret": interpret}
+    delta = jnp.sum(dout.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
+    operands = (q, k, v, dout, lse, jnp.moveaxis(delta, 2, 1), sees)
+    dq = triton_call(
+        functools.partial(_dq_kernel, **options),
+        name="flash_attention_dq",
+        grid=(pl.cdiv(t, tiles.queries), h, b),
+        out_shape=shape_like(q.shape, q.dtype, *operands[:4]),
+        **launch,
+    )(*operands)
+    dk, dv = triton_call(
+        functools.partial(_dkv_kernel, **options),
+        name="flash_attention_dkv",
+        grid=(pl.cdiv(s, tiles.keys), groups, b),
+        out_shape=tuple(shape_like(x.shape, x.dtype, *operands[:4]) for x in (k, v)),
+        **launch,
+    )(*operands)
+    return dq, dk, dv
+
+
+def _dq_kernel(
+    q_ref: Any,
+    k_ref: Any,
+    v_ref: Any,
+    dout_ref: Any,
+    lse_ref: Any,
+    delta_ref: Any,
+    refs: Visibility,
+    dq_ref: Any,
+    *,
+    tiles: Tiles,
+    scale: float,
+    cap: float | None,
+) -> None:
+    queries, repeats = q_ref.shape[1], q_ref.shape[2] // k_ref.shape[2]
+    head, batch = pl.program_id(1), pl.program_id(2)
+    group = tile.key_head(head, repeats)
+    first = (pl.num_programs(0) - 1 - pl.program_id(0)) * tiles.queries
+    row = Row.of(batch, refs, k_ref.shape[1])
+    q = tile.load(q_ref, batch, first, tiles.queries, head, queries)
+    dout = tile.load(dout_ref, batch, first, tiles.queries, head, queries)
+    lse = tile.load_vector(lse_ref, batch, head, first=first, size=tiles.queries, other=-jnp.inf)[:, None]
+    delta = tile.load_vector(delta_ref, batch, head, first=first, size=tiles.queries, other=0.0)[:, None]
+    q_segment = row.q_segments(first, tiles.queries)
+
+    def step(is_masked: bool, j: Any, dq: Any) -> Any:
+        s0 = j * tiles.keys
+        limit = row.keys if is_masked else None
+        keys = tile.load(k_ref, batch, s0, tiles.keys, group, limit)
+        s, t = softmax.scores(tile.dot(q, keys, transposed=True), scale, cap)
+        if is_masked:
+            s = softmax.masked(s, row.mask(first, s0, tiles, q_segment, row.kv_segments(s0, tiles.keys)))
+        p = softmax.weights(s, lse)
+        dp = tile.dot(dout, tile.load(v_ref, batch, s0, tiles.keys, group, limit), transposed=True)
+        # The scale waits for the end: float16 would lose what it makes small.
+        ds = softmax.score_cotangent(p, dp, delta, t, 1.0)
+        return dq + tile.dot(ds.astype(keys.dtype), keys)
+
+    parts = tile.key_parts(row, first, tiles.queries, queries, tiles.keys)
+    dq = tile.run(parts, step, jnp.zeros(q.shape, jnp.float32))
+    tile.store(dq_ref, batch, first, tiles.queries, head, dq * scale)
+
+
+def _dkv_kernel(
+    q_ref: Any,
+    k_ref: Any,
+    v_ref: Any,
+    dout_ref: Any,
+    lse_ref: Any,
+    delta_ref: Any,
+    refs: Visibility,
+    dk_ref: Any,
+    dv_ref: Any,
+    *,
+    tiles: Tiles,
+    scale: float,
+    cap: float | None,
+) -> None:
+    queries, repeats = q_ref.shape[1], q_ref.shape[2] // k_ref.shape[2]
+    first = pl.program_id(0) * tiles.keys
+    group, batch = pl.program_id(1), pl.program_id(2)
+    row = Row.of(batch, refs, k_ref.shape[1])
+    keys = tile.load(k_ref, batch, first, tiles.keys, group, row.keys)
+    values = tile.load(v_ref, batch, first, tiles.keys, group, row.keys)
+    kv_segment = row.kv_segments(first, tiles.keys)
+    parts = tile.query_parts(row, first, tiles.keys, queries, tiles.queries)
+
+    def one_head(i: Any, carry: Any) -> Any:
+        head = group * repeats + i
+
+        # Scores lie transposed, keys by queries, so that no product needs its left operand turned.
+        def step(is_masked: bool, j: Any, carry: Any) -> Any:
+            dk, dv = carry
+            t0 = j * tiles.queries
+            limit = queries if is_masked else None
+            q = tile.load(q_ref, batch, t0, tiles.queries, head, limit)
+            dout = tile.load(dout_ref, batch, t0, tiles.queries, head, limit)
+            lse = tile.load_vector(lse_ref, batch, head, first=t0, size=tiles.queries, other=-jnp.inf)[None, :]
+            delta = tile.load_vector(delta_ref, batch, head, first=t0, size=tiles.queries, other=0.0)[None, :]
+            s, t = softmax.scores(tile.dot(keys, q, transposed=True), scale, cap)
+            if is_masked:
+                q_segment = row.q_segments(t0, tiles.queries)
+                s = softmax.masked(s, row.mask(t0, first, tiles, q_segment, kv_segment, keys_first=True))
+            p = softmax.weights(s, lse)
+            dv = dv + tile.dot(p.astype(dout.dtype), dout)
+            dp = tile.dot(values, dout, transposed=True)
+            ds = softmax.score_cotangent(p, dp, delta, t, 1.0)
+            return dk + tile.dot(ds.astype(q.dtype), q), dv
+
+        return tile.run(parts, step, carry)
+
+    zeros = jnp.zeros(keys.shape, jnp.float32)
+    dk, dv = lax.fori_loop(0, repeats, one_head, (zeros, zeros))
+    # Whole tiles of queries are not masked; what they gave to keys past the row's length is not wanted.
+    seen = (first + jnp.arange(tiles.keys, dtype=jnp.int32) < row.keys)[:, None]
+    tile.store(dk_ref, batch, first, tiles.keys, group, jnp.where(seen, dk * scale, 0.0))
+    tile.store(dv_ref, batch, first, tiles.keys, group, jnp.where(seen, dv, 0.0))

@@ -1,0 +1,230 @@
+"""What the Triton kernels of Flash attention share: tile sizes, masked loads, and which tiles need a mask.
+
+Arrays stay in device memory as [B, T, H, K]; a program reads a tile of them by its row, its head and a range. Head
+widths are padded to a power of two, and every edge is a masked load: nothing is padded or transposed outside.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from riftco.pallas.core.visibility import (
+    Visibility,
+    keys_seen,
+    keys_seen_by_all,
+    queries_seeing,
+    queries_seeing_all,
+    sees,
+)
+
+SMALLEST = 16  # side of the smallest tile that Triton's dot takes
+WIDEST = 256  # head width
+
+
+class Tiles(NamedTuple):
+    """The tile of scores that a program holds, its warps, and the depth of its loads' pipeline."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# By padded head width, for elements of 2 bytes and of 4. They fit the shared memory of sm_90 (227 KiB); 4-byte tiles
+# are small because full float32 products run outside the tensor cores and want registers.
+FORWARD = {
+    64: (Tiles(128, 64, 8, 3), Tiles(64, 32, 4, 2)),
+    128: (Tiles(128, 64, 8, 3), Tiles(64, 32, 4, 2)),
+    256: (Tiles(64, 32, 4, 2), Tiles(32, 16, 4, 2)),
+}
+BACKWARD = {
+    64: (Tiles(64, 64, 4, 2), Tiles(32, 32, 4, 2)),
+    128: (Tiles(64, 64, 8, 2), Tiles(32, 32, 4, 2)),
+    256: (Tiles(32, 32, 4, 2), Tiles(16, 16, 4, 1)),
+}
+
+
+def padded(width: int) -> int:
+    """The next power of two, at least `SMALLEST`."""
+    return max(SMALLEST, 1 << (width - 1).bit_length())
+
+
+def choose(table: dict[int, tuple[Tiles, Tiles]], q: Any, k: Any) -> Tiles:
+    """The tiles of a call: the table's, no larger than the call."""
+    width = padded(q.shape[3])
+    tiles = table[max(width, min(table))][0 if q.dtype.itemsize == 2 else 1]
+    queries, keys = min(tiles.queries, padded(q.shape[1])), min(tiles.keys, padded(k.shape[1]))
+    # A warp without rows of its own only adds to the reductions.
+    return tiles._replace(queries=queries, keys=keys, warps=min(tiles.warps, 4 if queries < 128 else 8))
+
+
+# ------------------------------------------------------------------------------------------------ loads, stores, dots
+
+
+def _inside(first: Any, size: int, limit: Any, width: int) -> Any:
+    """The mask [size, padded width] of a tile whose rows start at `first`; `limit` None checks no rows."""
+    full = padded(width)
+    mask = None
+    if limit is not None:
+        mask = jnp.broadcast_to((first + jnp.arange(size, dtype=jnp.int32) < limit)[:, None], (size, full))
+    if full != width:
+        columns = jnp.broadcast_to((jnp.arange(full, dtype=jnp.int32) < width)[None, :], (size, full))
+        mask = columns if mask is None else mask & columns
+    return mask
+
+
+def _at(ref: Any, row: Any, first: Any, size: int, head: Any) -> Any:
+    return ref.at[row, pl.ds(first, size), head, pl.ds(0, padded(ref.shape[3]))]
+
+
+def load(ref: Any, row: Any, first: Any, size: int, head: Any, limit: Any) -> Any:
+    """A tile [size, padded K] of [B, T, H, K] from position `first`; 0 at and past `limit`; None checks nothing."""
+    mask = _inside(first, size, limit, ref.shape[3])
+    return pltriton.load(_at(ref, row, first, size, head), mask=mask, other=None if mask is None else 0.0)
+
+
+def store(ref: Any, row: Any, first: Any, size: int, head: Any, value: Any) -> None:
+    """Writes a tile of [B, T, H, K] within the array's bounds, in the array's dtype."""
+    mask = _inside(first, size, ref.shape[1], ref.shape[3])
+    pltriton.store(_at(ref, row, first, size, head), value.astype(ref.dtype), mask=mask)
+
+
+def load_vector(ref: Any, *index: Any, first: Any, size: int, other: Any) -> Any:
+    """A piece [size] of an array's last axis; `other` past its end."""
+    mask = first + jnp.arange(size, dtype=jnp.int32) < ref.shape[-1]
+    return pltriton.load(ref.at[(*index, pl.ds(first, size))], mask=mask, other=other)
+
+
+def store_vector(ref: Any, *index: Any, first: Any, value: Any) -> None:
+    """Writes a piece of an array's last axis within its bounds."""
+    size = value.shape[0]
+    mask = first + jnp.arange(size, dtype=jnp.int32) < ref.shape[-1]
+    pltriton.store(ref.at[(*index, pl.ds(first, size))], value, mask=mask)
+
+
+def dot(a: Any, b: Any, *, transposed: bool = False) -> Any:
+    """The product a b, or a bᵀ, in float32: IEEE products for float32, where Triton would take TF32 by itself."""
+    return pltriton.dot(a, b, trans_b=transposed, precision=lax.Precision.HIGHEST)
+
+
+# ------------------------------------------------------------------------------------------------ what is seen
+
+
+class Row(NamedTuple):
+    """One row of the batch inside a kernel: its options as scalars, and refs of its segment ids."""
+
+    batch: Any
+    sees: Visibility  # of refs
+    offset: Any
+    keys: Any  # how many there are, at most S
+    total_keys: int  # S
+
+    @classmethod
+    def of(cls, batch: Any, refs: Visibility, total_keys: int) -> "Row":
+        """Reads the row's scalars."""
+        offset = refs.offset if refs.offsets is None else refs.offsets[batch]
+        keys = total_keys if refs.kv_lengths is None else jnp.clip(refs.kv_lengths[batch], 0, total_keys)
+        return cls(batch, refs, offset, keys, total_keys)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The static options, as core.visibility takes them."""
+        return {"causal": self.sees.causal, "window": self.sees.window}
+
+    @property
+    def is_segmented(self) -> bool:
+        """Whether segment ids hide keys, so that no tile is known to be whole."""
+        return self.sees.q_segment_ids is not None
+
+    def q_segments(self, first: Any, size: int) -> Any:
+        """Segment ids of a tile of queries [size]; None without."""
+        ids = self.sees.q_segment_ids
+        return None if ids is None else load_vector(ids, self.batch, first=first, size=size, other=0)
+
+    def kv_segments(self, first: Any, size: int) -> Any:
+        """Segment ids of a tile of keys [size]; None without."""
+        ids = self.sees.kv_segment_ids
+        return None if ids is None else load_vector(ids, self.batch, first=first, size=size, other=0)
+
+    def mask(self, t: Any, s: Any, tiles: Tiles, q_segment: Any, kv_segment: Any, *, keys_first: bool = False) -> Any:
+        """Boolean [queries, keys] of the tile from query t and key s, or transposed; None if all is seen."""
+        q, k = np.s_[:, None], np.s_[None, :]
+        q, k = (k, q) if keys_first else (q, k)
+        whole = isinstance(self.keys, int) and self.keys % tiles.keys == 0
+        return sees(
+            (self.offset + t + jnp.arange(tiles.queries, dtype=jnp.int32))[q],
+            (s + jnp.arange(tiles.keys, dtype=jnp.int32))[k],
+            length=None if whole else self.keys,
+            q_segment=None if q_segment is None else q_segment[q],
+            kv_segment=None if kv_segment is None else kv_segment[k],
+            **self.options,
+        )
+
+
+class Part(NamedTuple):
+    """Tiles [start, stop) of a loop, and whether they need a mask."""
+
+    start: Any
+    stop: Any
+    is_masked: bool
+
+
+def key_parts(row: Row, first: Any, size: int, queries: int, block: int) -> list[Part]:
+    """The tiles of keys that the queries [first, first + size) visit: left edge, middle that is whole, right edge."""
+    start, stop = row.offset + first, row.offset + jnp.minimum(first + size, queries)
+    some = keys_seen(start, stop, row.keys, **row.options)
+    every = keys_seen_by_all(start, stop, row.keys, **row.options)
+    windowed = row.sees.window is not None
+    is_ragged = not isinstance(row.keys, int) or row.keys % block != 0
+    return _parts(some, every, block, windowed, row.sees.causal or windowed or is_ragged, row.is_segmented)
+
+
+def query_parts(row: Row, first: Any, size: int, queries: int, block: int) -> list[Part]:
+    """The tiles of queries that visit the keys [first, first + size), in the same three parts."""
+    last = jnp.minimum(first + size, row.keys)
+    # A tile of keys past the row's length is seen by no query.
+    some_keys = 1 if isinstance(row.keys, int) else jnp.clip(last - first, 0, 1)
+    low, high = row.offset, row.offset + queries * some_keys
+    some = queries_seeing(first, last, low, high, **row.options)
+    every = queries_seeing_all(first, last, low, high, **row.options)
+    some, every = (tuple(position - row.offset for position in pair) for pair in (some, every))
+    windowed = row.sees.window is not None
+    return _parts(some, every, block, row.sees.causal or windowed, windowed or queries % block != 0, row.is_segmented)
+
+
+def _parts(some: Any, every: Any, block: int, has_left: bool, has_right: bool, is_segmented: bool) -> list[Part]:
+    a, d = _divide(some[0], block), _divide(some[1] + (block - 1), block)
+    if is_segmented:
+        return [Part(a, d, True)]
+    b = _between(a, _divide(every[0] + (block - 1), block), d) if has_left else a
+    c = _between(b, _divide(every[1], block), d) if has_right else d
+    return [*[Part(a, b, True)] * has_left, Part(b, c, False), *[Part(c, d, True)] * has_right]
+
+
+def _divide(a: Any, b: int) -> Any:
+    """The quotient a // b for a that is not negative, without the code for signs."""
+    return a // b if isinstance(a, int) else lax.div(a, jnp.int32(b))
+
+
+def _between(low: Any, x: Any, high: Any) -> Any:
+    if isinstance(low, int) and isinstance(x, int) and isinstance(high, int):
+        return min(max(x, low), high)
+    return jnp.minimum(jnp.maximum(x, low), high)
+
+
+def key_head(head: Any, repeats: int) -> Any:
+    """The key head that a query head reads."""
+    return _divide(head, repeats)
+
+
+def run(parts: list[Part], step: Callable[[bool, Any, Any], Any], carry: Any) -> Any:
+    """`carry = step(is_masked, tile, carry)` over all tiles of all parts."""
+    for part in parts:
+        carry = lax.fori_loop(part.start, part.stop, functools.partial(step, part.is_masked), carry)
+    return carry
