@@ -29,6 +29,8 @@ from riftco.ops.elementwise import (
 from riftco.ops.index import take, take_along_axis
 from riftco.ops.linalg import add_bias, einsum, linear, matmul
 from riftco.ops.loss import cross_entropy, linear_cross_entropy
+from riftco.ops.nf4 import NF4Array as NF4Array
+from riftco.ops.nf4 import dequantize_nf4, nf4_linear, quantize_nf4
 from riftco.ops.norm import layer_norm, rms_norm
 from riftco.ops.paged import paged_attention
 from riftco.ops.reduce import cumsum, log_softmax, logsumexp, max, mean, softmax, sum
@@ -45,6 +47,7 @@ __all__ = [
     "concatenate",
     "cross_entropy",
     "cumsum",
+    "dequantize_nf4",
     "div",
     "dropout",
     "dynamic_update_slice",
@@ -65,8 +68,10 @@ __all__ = [
     "minimum",
     "mul",
     "neg",
+    "nf4_linear",
     "paged_attention",
     "pow",
+    "quantize_nf4",
     "relu",
     "relu2",
     "reshape",

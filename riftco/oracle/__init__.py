@@ -76,6 +76,7 @@ from riftco.oracle.linalg import (
     matmul_vjp,
 )
 from riftco.oracle.loss import cross_entropy, cross_entropy_vjp, linear_cross_entropy, linear_cross_entropy_vjp
+from riftco.oracle.nf4 import dequantize_nf4, nf4_linear, nf4_linear_vjp, quantize_nf4
 from riftco.oracle.norm import dropout, dropout_vjp, layer_norm, layer_norm_vjp, rms_norm, rms_norm_vjp
 from riftco.oracle.paged import paged_attention, paged_attention_vjp
 from riftco.oracle.reduce import (

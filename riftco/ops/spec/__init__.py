@@ -7,18 +7,21 @@ part, is a failure of both.
 import inspect
 
 from riftco import ops
-from riftco.ops.spec import attention, elementwise, products, reductions, shapes
+from riftco.ops.spec import attention, elementwise, products, quantized, reductions, shapes
 from riftco.ops.spec.kinds import BadInput, Call, OpSpec, Sample
 from riftco.ops.spec.tolerances import TOLERANCES
 
 __all__ = ["REGISTRY", "TOLERANCES", "BadInput", "Call", "OpSpec", "Sample", "gaps", "ops_table"]
 
 REGISTRY: dict[str, OpSpec] = {
-    spec.name: spec for theme in (elementwise, shapes, reductions, products, attention) for spec in theme.SPECS
+    spec.name: spec
+    for theme in (elementwise, shapes, reductions, products, attention, quantized)
+    for spec in theme.SPECS
 }
 
-# Nothing to compare: its value is its argument and it has no derivative. tests/test_ops.py checks it by hand.
-EXEMPT = frozenset({"stop_gradient"})
+# No derivative to compare: the first returns its argument, checked in tests/test_ops.py; the others pack and unpack
+# constants, checked to the last bit in tests/test_nf4.py.
+EXEMPT = frozenset({"stop_gradient", "quantize_nf4", "dequantize_nf4"})
 
 
 def gaps() -> list[str]:
