@@ -25,6 +25,7 @@ from riftco.pallas.core import softmax
 from riftco.pallas.core.visibility import keys_seen, keys_seen_by_all, sees
 
 SUBLANES = {"float32": 8, "bfloat16": 16}  # rows of one tile of VMEM: what a page must be a multiple of
+WIDEST = 256  # head width
 BLOCK_KEYS = 256  # keys copied and computed at a time
 TILE_ROWS = 512  # rows of queries that share a block: enough to be bound by arithmetic when there are as many
 PAGE_KEYS, PAGE_BYTES = 1024, 1 << 20  # the largest page of one head; four of them lie in VMEM at a time
@@ -69,8 +70,10 @@ class Work(NamedTuple):
     blocks: Any
 
 
-def unsupported(q: Any, k_pages: Any, v_pages: Any, page_indices: Any, window: int | None, cap: float | None) -> Any:
-    """Why this kernel cannot run the call, as a clause; None if it can. Only shapes and dtypes are looked at."""
+def unsupported(
+    q: Any, k_pages: Any, v_pages: Any, page_indices: Any, window: int | None, cap: float | None
+) -> str | None:
+    """Why this kernel cannot run a call; None if it can. Arrays may be ShapeDtypeStruct."""
     del window, cap
     dtype, page_size, width = str(k_pages.dtype), k_pages.shape[2], k_pages.shape[3]
     if dtype not in SUBLANES or not (q.dtype == k_pages.dtype == v_pages.dtype):
@@ -78,6 +81,10 @@ def unsupported(q: Any, k_pages: Any, v_pages: Any, page_indices: Any, window: i
             "queries and pages must be all float32 or all bfloat16; "
             f"got {q.dtype}, {k_pages.dtype} and {v_pages.dtype}."
         )
+    if width > WIDEST:
+        return f"heads are at most {WIDEST} wide; got {width}."
+    if 0 in (*q.shape, *k_pages.shape, *page_indices.shape):
+        return f"every axis needs an element; got q {list(q.shape)} and k_pages {list(k_pages.shape)}."
     if page_size % SUBLANES[dtype]:
         return f"a page of {dtype} must hold a multiple of {SUBLANES[dtype]} keys; got {page_size}."
     if page_size > PAGE_KEYS or page_size * width * k_pages.dtype.itemsize > PAGE_BYTES:
