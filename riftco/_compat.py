@@ -4,6 +4,7 @@ riftco supports jax 0.10.2 to 0.12.x. jax 0.4.34 is admitted for Apple's `jax-me
 built for it; anywhere else an old jax is refused with the remedy.
 """
 
+import contextlib
 import importlib.util
 import os
 from collections.abc import Callable
@@ -60,6 +61,33 @@ def automatic_mesh(devices: Any, axes: tuple[str, ...]) -> jax.sharding.Mesh:
     kinds = getattr(jax.sharding, "AxisType", None)
     options = {} if kinds is None else {"axis_types": (kinds.Auto,) * len(axes)}
     return jax.sharding.Mesh(devices, axes, **options)
+
+
+def in_mesh(mesh: jax.sharding.Mesh) -> contextlib.AbstractContextManager[Any]:
+    """Makes a mesh the one in context while tracing, which is part of what jax caches traces by."""
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
+def automatic_axes() -> dict[str, int]:
+    """The axes of the mesh in context that XLA's partitioner looks after, with their sizes; empty without a mesh."""
+    get_mesh = getattr(jax.sharding, "get_abstract_mesh", None)
+    if get_mesh is None:
+        return {}
+    mesh = get_mesh()
+    kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
+    return {name: size for name, size, kind in kinds if kind == jax.sharding.AxisType.Auto}
+
+
+def device_in_context() -> tuple[str, str] | None:
+    """Platform and kind of the devices of the mesh in context; None without a mesh."""
+    get_mesh = getattr(jax.sharding, "get_abstract_mesh", None)
+    device = None if get_mesh is None else getattr(get_mesh(), "abstract_device", None)
+    return None if device is None or device.platform is None else (device.platform, device.device_kind)
+
+
+def shard_map(function: Callable[..., Any], in_specs: Any, out_specs: Any, axes: frozenset[str]) -> Callable[..., Any]:
+    """`jax.shard_map` over some axes of the mesh in context, without checks of what varies over them."""
+    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
 
 
 def _inside_shard_map() -> bool:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from riftco import _compat
 from riftco.errors import ConfigError, UnsupportedError
 from riftco.pallas.core.visibility import Visibility
+from riftco.pallas.mesh import on_each_device
 
 IMPLEMENTATIONS = ("plain", "blockwise", "pallas_tpu", "pallas_triton", "pallas_mosaic_gpu", "cudnn")
 XLA = ("plain", "blockwise")
@@ -72,11 +73,15 @@ def target(platform: str, kind: str = "") -> Generator[Target, None, None]:
 def current_target(*arrays: Any) -> Target:
     """The device that a trace made now is for.
 
-    In this order: `target`, the device of a concrete array, jax's default device, jax's default backend.
+    In this order: `target`, the mesh in context, the device of a concrete array, jax's default device, jax's default
+    backend.
     """
     asked = _target.get()
     if asked is not None:
         return asked
+    meshed = _compat.device_in_context()
+    if meshed is not None:
+        return Target(_ALIASES.get(meshed[0].lower(), meshed[0].lower()), meshed[1])
     device = next((next(iter(x.devices())) for x in arrays if _is_placed(x)), None) or _default_device()
     platform = str(device.platform).lower()
     return Target(_ALIASES.get(platform, platform), device.device_kind)
@@ -211,7 +216,8 @@ def attention(
     def call(q: Any, k: Any, v: Any, sees: Visibility) -> tuple[Any, Any]:
         return module.forward(q, k, v, sees, scale=scale, cap=cap, interpret=interpret)
 
-    return _folding_vmap(call)(q, k, v, sees)
+    spread = on_each_device(call, ("BTHK", "BSGK", "BSGK", "B"), ("BTHK", "BHT"))
+    return _folding_vmap(spread)(q, k, v, sees)
 
 
 def attention_backward(
@@ -233,7 +239,9 @@ def attention_backward(
     def call(q: Any, k: Any, v: Any, out: Any, lse: Any, ct: Any, sees: Visibility) -> tuple[Any, Any, Any]:
         return module.backward(q, k, v, out, lse, ct, sees, scale=scale, cap=cap, interpret=interpret)
 
-    return _folding_vmap(call)(q, k, v, out, lse, ct, sees)
+    takes = ("BTHK", "BSGK", "BSGK", "BTHK", "BHT", "BTHK", "B")
+    spread = on_each_device(call, takes, ("BTHK", "BSGK", "BSGK"))
+    return _folding_vmap(spread)(q, k, v, out, lse, ct, sees)
 
 
 # ------------------------------------------------------------------------------------------------ paged attention
@@ -255,8 +263,7 @@ def paged_attention(
     """The output [B, T, H, K] of a paged kernel; rows past `query_lengths` are 0. vmap folds into rows and pages."""
     module = kernel("paged_attention", how)
 
-    @jax.custom_batching.custom_vmap
-    def call(q: Any, k_pages: Any, v_pages: Any, lengths: Any, query_lengths: Any, page_indices: Any) -> Any:
+    def run(q: Any, k_pages: Any, v_pages: Any, lengths: Any, query_lengths: Any, page_indices: Any) -> Any:
         return module.forward(
             q,
             k_pages,
@@ -269,6 +276,10 @@ def paged_attention(
             scale=scale,
             interpret=interpret,
         )
+
+    # Any row may read any page, so every device has all pages.
+    spread = on_each_device(run, ("BTHK", "GPNK", "GPNK", "B", "B", "B"), "BTHK")
+    call = jax.custom_batching.custom_vmap(spread)
 
     @call.def_vmap
     def rule(size: int, batched: Any, q: Any, k_pages: Any, v_pages: Any, *row_arrays: Any) -> tuple[Any, bool]:
@@ -301,7 +312,7 @@ def nf4_matmul(how: str, x: Any, codes: Any, scales: Any, block_size: int, inter
     def call(x: Any, codes: Any, scales: Any) -> Any:
         return module.matmul(x, codes, scales, block_size=block_size, interpret=interpret)
 
-    return _rows_folding_vmap(call)(x, codes, scales)
+    return _rows_folding_vmap(on_each_device(call, ("B", "", ""), "B"))(x, codes, scales)
 
 
 def nf4_input_gradient(how: str, dy: Any, codes: Any, scales: Any, width: int, block_size: int, interpret: Any) -> Any:
@@ -311,7 +322,7 @@ def nf4_input_gradient(how: str, dy: Any, codes: Any, scales: Any, width: int, b
     def call(dy: Any, codes: Any, scales: Any) -> Any:
         return module.input_gradient(dy, codes, scales, width=width, block_size=block_size, interpret=interpret)
 
-    return _rows_folding_vmap(call)(dy, codes, scales)
+    return _rows_folding_vmap(on_each_device(call, ("B", "", ""), "B"))(dy, codes, scales)
 
 
 def _rows_folding_vmap(call: Callable[..., Any]) -> Callable[..., Any]:

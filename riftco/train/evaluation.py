@@ -14,7 +14,7 @@ from riftco import models
 from riftco.data import EvaluationWindows
 from riftco.errors import ConfigError, TrainingError
 from riftco.models import DecoderConfig
-from riftco.train.mesh import batch_sharding, place_batch, process_rows, replicated, shardings
+from riftco.train.mesh import batch_sharding, in_context, place_batch, process_rows, replicated, shardings
 from riftco.train.metrics import perplexity
 from riftco.types import Array, PyTree
 
@@ -85,7 +85,8 @@ class Evaluator:
 
         def score(params: PyTree, batch: Any) -> Array:
             options = {"weights": batch["weights"], "reduction": "sum", "dtype": dtype, "attention": attention}
-            return models.loss(params, batch["tokens"], batch["targets"], config, **options)
+            with in_context(mesh):
+                return models.loss(params, batch["tokens"], batch["targets"], config, **options)
 
         if mesh is None:
             self._score = jax.jit(score)

@@ -4,6 +4,7 @@ Two axes: `data` splits the rows of a batch; `fsdp` splits them too, and besides
 moments. Weights are replicated over `data`. XLA's partitioner adds the communication.
 """
 
+import contextlib
 import itertools
 import math
 from typing import Any
@@ -90,6 +91,11 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def replicated(mesh: Mesh) -> NamedSharding:
     """The whole array on every device."""
     return NamedSharding(mesh, PartitionSpec())
+
+
+def in_context(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
+    """Traces inside know the mesh: its devices decide which kernels run, and each runs them on its own rows."""
+    return contextlib.nullcontext() if mesh is None else _compat.in_mesh(mesh)
 
 
 def process_rows(mesh: Mesh | None, rows: int, micro_batch: int) -> tuple[int, int] | None:

@@ -21,7 +21,7 @@ from riftco.models import DecoderConfig, decay_mask
 from riftco.ops.attend import choose
 from riftco.optim import AdamState, accumulate, adam, schedule
 from riftco.train.config import TrainConfig
-from riftco.train.mesh import batch_sharding, replicated, shardings
+from riftco.train.mesh import batch_sharding, in_context, replicated, shardings
 from riftco.train.randomness import streams
 from riftco.types import Array, PyTree
 
@@ -200,7 +200,8 @@ def make_train_step(config: DecoderConfig, train_config: TrainConfig, mesh: Mesh
         # Every device works on its own rows with whole weights: left to itself the partitioner would split the products
         # instead, and exchange activations in every layer.
         gathered = state.params if mesh is None else jax.lax.with_sharding_constraint(state.params, everywhere)
-        loss, grads = (whole if micro_batches == 1 else accumulated)(gathered, batch, number)
+        with in_context(mesh):
+            loss, grads = (whole if micro_batches == 1 else accumulated)(gathered, batch, number)
         goes_on = jnp.isfinite(loss) & (number == state.optimizer.step)
         params, optimizer, stats = update(_poisoned(grads, goes_on), state.optimizer, state.params)
         learning_rate = rate(state.optimizer.step)
