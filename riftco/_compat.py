@@ -139,3 +139,14 @@ def tpu_params(dimension_semantics: tuple[Any, ...], vmem_limit_bytes: int | Non
     from jax.experimental.pallas import tpu
 
     return tpu.CompilerParams(dimension_semantics=dimension_semantics, vmem_limit_bytes=vmem_limit_bytes)
+
+
+HAS_MOSAIC_GPU = JAX_VERSION >= (0, 11)
+"""Whether Pallas for Hopper is the one that riftco's kernels are written for: earlier ones name and infer less."""
+
+
+def mosaic_gpu() -> Any:
+    """Pallas's namespace for Mosaic GPU; only where `HAS_MOSAIC_GPU`."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    return plgpu

@@ -72,3 +72,46 @@ def tpu_call(
     return pl.pallas_call(
         kernel, name=name, out_shape=out_shape, compiler_params=params, interpret=interpret, **options
     )
+
+
+def mosaic_gpu_call(
+    kernel: Callable[..., None],
+    *,
+    name: str,
+    grid: dict[str, int],
+    warpgroups: int,
+    out_shape: Any,
+    scratch: Any,
+    approximate: bool = False,
+    interpret: Any = False,
+) -> Callable[..., Any]:
+    """A Mosaic GPU kernel for Hopper: every block of the grid runs on its own, in any order.
+
+    Args:
+        kernel: takes the refs of inputs, outputs and scratch, as often as there are warpgroups; the axis
+            "warpgroup" tells them apart.
+        name: how profilers and error messages name it.
+        grid: the blocks along each named axis; the first varies fastest.
+        warpgroups: groups of 128 threads that a block has.
+        out_shape: from `shape_like`, or a tuple of them.
+        scratch: a tree of Mosaic GPU's scratch types.
+        approximate: take the chip's fast exponentials, logarithms and tanh.
+        interpret: True runs Mosaic GPU's interpreter; an InterpretGPUParams is handed to it, to look for races.
+    """
+    plgpu = _compat.mosaic_gpu()
+
+    def body(*refs: Any) -> None:
+        kernel(*refs)
+
+    body.__name__ = name
+    return plgpu.kernel(
+        body,
+        out_type=out_shape,
+        scratch_types=scratch,
+        grid=tuple(grid.values()),
+        grid_names=tuple(grid),
+        num_threads=warpgroups,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(approx_math=approximate),
+        interpret=plgpu.InterpretGPUParams() if interpret is True else interpret or None,
+    )

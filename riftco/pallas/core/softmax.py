@@ -2,7 +2,9 @@
 
 Scores are kept in units of log 2: they are multiplied by log2(e) once, so that each exponential is one exp2. The
 statistic that leaves a kernel is the natural logarithm. Rows are the second-to-last axis; per-row values keep their
-last axis, of size 1. Masked scores are -inf; a row that sees nothing ends with output 0 and logsumexp -inf.
+last axis, of size 1. (A chip without such shapes may leave that axis away in `update` and `finish`, and hand the other
+functions per-row values broadcast to the tile.) Masked scores are -inf; a row that sees nothing ends with output 0 and
+logsumexp -inf.
 
 Source: Dao 2023, arXiv:2307.08691, algorithms 1 and 2.
 """
@@ -11,6 +13,7 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 LOG2E = math.log2(math.e)
 LN2 = math.log(2.0)
@@ -34,18 +37,24 @@ def update(top: Any, total: Any, s: Any) -> tuple[Any, Any, Any, Any]:
 
     The caller's accumulator becomes `acc * factor + p @ v`. Start from `top` -inf, `total` 0, accumulator 0.
     """
-    new = jnp.maximum(top, jnp.max(s, axis=-1, keepdims=True))
+    keep = top.ndim == s.ndim
+    new = jnp.maximum(top, jnp.max(s, axis=-1, keepdims=keep))
     shift = jnp.where(new == -jnp.inf, 0.0, new)
     factor = jnp.exp2(top - shift)
-    p = jnp.exp2(s - shift)
-    return new, total * factor + jnp.sum(p, axis=-1, keepdims=True), p, factor
+    p = jnp.exp2(s - over_rows(shift, s))
+    return new, total * factor + jnp.sum(p, axis=-1, keepdims=keep), p, factor
 
 
 def finish(top: Any, total: Any, acc: Any) -> tuple[Any, Any]:
     """The output acc / total [r, k], and the natural logsumexp [r, 1]."""
     empty = total == 0.0
     lse = jnp.where(empty, -jnp.inf, top * LN2 + jnp.log(jnp.where(empty, 1.0, total)))
-    return acc / jnp.where(empty, 1.0, total), lse
+    return acc / over_rows(jnp.where(empty, 1.0, total), acc), lse
+
+
+def over_rows(row: Any, tile: Any) -> Any:
+    """Per-row values that broadcast to a tile [r, c]: [r, 1] as they are, [r] repeated along the columns."""
+    return row if row.ndim == tile.ndim else lax.broadcast_in_dim(row, tile.shape, (0,))
 
 
 def weights(s: Any, lse: Any) -> Any:
