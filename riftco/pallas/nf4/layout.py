@@ -48,9 +48,11 @@ def from_halves(codes: Any, out: int, width: int) -> Any:
     return (pairs[:, 0] << 4) | pairs[:, 1]
 
 
-def misfit(shape: tuple[int, int], block_size: int) -> str | None:
-    """Why no kernel can read a weight [out, in] quantised in blocks, as half a sentence; None if both can."""
+def misfit(x: Any, shape: tuple[int, int], block_size: int) -> str | None:
+    """Why no kernel can multiply x [..., in] by a weight [out, in], as half a sentence; None if both can."""
     out, width = shape
+    if not x.size * out:
+        return "there is nothing to multiply"
     if block_size not in BLOCK_SIZES:
         return f"the block size must be a power of two from 32 to 4096; got {block_size}"
     if width % block_size:

@@ -34,7 +34,7 @@ def unsupported(x: Any, shape: tuple[int, int], block_size: int) -> str | None:
     """Why these kernels cannot multiply x [..., in] by a weight [out, in], as half a sentence; None if they can."""
     if x.dtype.name not in DTYPES:
         return f"x must be bfloat16, float16 or float32; got {x.dtype.name}"
-    return layout.misfit(shape, block_size)
+    return layout.misfit(x, shape, block_size)
 
 
 def matmul(x: Any, codes: Any, scales: Any, *, block_size: int, interpret: Any = False) -> Any:
