@@ -16,16 +16,16 @@ from jax.experimental.pallas import tpu as pltpu
 
 from riftco.pallas.call import shape_like, tpu_call
 from riftco.pallas.core import softmax
-from riftco.pallas.flash.tpu_forward import column, dot, dot_transposed, row_specs
+from riftco.pallas.flash.tpu_forward import after_segments, column, dot, dot_transposed, row_specs
 from riftco.pallas.flash.tpu_tiles import Tiling
 
 SEMANTICS = ("parallel", "parallel", "parallel", "arbitrary")
 
 
 def _query_kernel(tiling: Tiling, scale: float, cap: float | None, offsets: Any, lengths: Any, *refs: Any) -> None:
-    q, k, v, dout, lse, delta, *refs = refs
-    q_segments, kv_segments, *refs = refs if tiling.segmented else (None, None, *refs)
-    dq, acc, lse_column, delta_column, *segment_column = refs
+    q, k, v, dout, lse, delta = refs[:6]
+    q_segments, kv_segments, others = after_segments(tiling, refs[6:])
+    dq, acc, lse_column, delta_column, *segment_column = others
     b, i, step = pl.program_id(0), pl.program_id(2), pl.program_id(3)
     offset, limit = tiling.scalars(offsets, lengths, b)
     low, count = tiling.keys_of(i, offset, limit)
@@ -58,9 +58,9 @@ def _query_kernel(tiling: Tiling, scale: float, cap: float | None, offsets: Any,
 
 
 def _key_kernel(tiling: Tiling, scale: float, cap: float | None, offsets: Any, lengths: Any, *refs: Any) -> None:
-    q, k, v, dout, lse, delta, *refs = refs
-    q_segments, kv_segments, *refs = refs if tiling.segmented else (None, None, *refs)
-    dk, dv, dk_acc, dv_acc, *segment_column = refs
+    q, k, v, dout, lse, delta = refs[:6]
+    q_segments, kv_segments, others = after_segments(tiling, refs[6:])
+    dk, dv, dk_acc, dv_acc, *segment_column = others
     b, j, step = pl.program_id(0), pl.program_id(2), pl.program_id(3)
     offset, limit = tiling.scalars(offsets, lengths, b)
     low, count = tiling.rows_of(j, offset, limit)
@@ -145,6 +145,7 @@ def query_call(
         ),
         semantics=SEMANTICS,
         vmem_limit_bytes=tiling.memory,
+        cost_estimate=tiling.cost(batch, groups, width, 3, (*arrays, q)),
         interpret=interpret,
     )(*scalars, *arrays, *segments)
 
@@ -172,5 +173,6 @@ def key_call(
         ),
         semantics=SEMANTICS,
         vmem_limit_bytes=tiling.memory,
+        cost_estimate=tiling.cost(batch, groups, width, 4, (*arrays, k, k)),
         interpret=interpret,
     )(*scalars, *arrays, *segments)

@@ -23,16 +23,12 @@ def precision(x: Any) -> Any:
 
 def dot(a: Any, b: Any) -> Any:
     """The product of [m, n] and [n, k] in float32."""
-    return lax.dot_general(
-        a, b, (((1,), (0,)), ((), ())), precision=precision(a), preferred_element_type=jnp.float32
-    )
+    return lax.dot_general(a, b, (((1,), (0,)), ((), ())), precision=precision(a), preferred_element_type=jnp.float32)
 
 
 def dot_transposed(a: Any, b: Any) -> Any:
     """The product of [m, k] and [n, k] transposed, in float32: [m, n]."""
-    return lax.dot_general(
-        a, b, (((1,), (1,)), ((), ())), precision=precision(a), preferred_element_type=jnp.float32
-    )
+    return lax.dot_general(a, b, (((1,), (1,)), ((), ())), precision=precision(a), preferred_element_type=jnp.float32)
 
 
 def column(row: Any) -> Any:
@@ -43,6 +39,11 @@ def column(row: Any) -> Any:
 def as_row(values: Any) -> Any:
     """A column [n, 1] of 32-bit values as a row [1, n]."""
     return jnp.transpose(jnp.broadcast_to(values, (values.shape[0], LANES)))[:1]
+
+
+def after_segments(tiling: Tiling, refs: Any) -> tuple[Any, Any, Any]:
+    """The refs of both segments, None without, and those that follow them."""
+    return (refs[0], refs[1], refs[2:]) if tiling.segmented else (None, None, refs)
 
 
 def row_specs(tiling: Tiling, width: int) -> tuple[Any, Any, Any, Any, Any]:
@@ -67,9 +68,11 @@ def row_specs(tiling: Tiling, width: int) -> tuple[Any, Any, Any, Any, Any]:
     )
 
 
-def _kernel(tiling: Tiling, scale: float, cap: float | None, offsets: Any, lengths: Any, q: Any, k: Any, v: Any, *refs):
-    q_segments, kv_segments, *refs = refs if tiling.segmented else (None, None, *refs)
-    out, lse, top, total, acc, *segment_column = refs
+def _kernel(
+    tiling: Tiling, scale: float, cap: float | None, offsets: Any, lengths: Any, q: Any, k: Any, v: Any, *refs: Any
+) -> None:
+    q_segments, kv_segments, others = after_segments(tiling, refs)
+    out, lse, top, total, acc, *segment_column = others
     b, i, step = pl.program_id(0), pl.program_id(2), pl.program_id(3)
     offset, limit = tiling.scalars(offsets, lengths, b)
     low, count = tiling.keys_of(i, offset, limit)
@@ -145,5 +148,6 @@ def call(
         ),
         semantics=("parallel", "parallel", "parallel", "arbitrary"),
         vmem_limit_bytes=tiling.memory,
+        cost_estimate=tiling.cost(batch, groups, width, 2, (q, k, v, q)),
         interpret=interpret,
     )(*scalars, q, k, v, *segments)

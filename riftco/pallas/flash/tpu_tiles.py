@@ -37,12 +37,10 @@ INTERPRETED = (128, 128, 128, 128, 96 * MIB)
 
 
 def _shrunk(size: int, length: int) -> int:
-    """A tile no longer than the length, rounded up to what a 16-bit sublane tile or the lanes hold."""
-    return min(size, _round_up(length, 16 if length < LANES else LANES))
-
-
-def _round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
+    """A tile of at most `size` that cuts the length evenly, rounded up to what 16-bit sublanes or the lanes hold."""
+    even = -(-length // -(-length // size))
+    multiple = 16 if length < LANES else LANES
+    return -(-even // multiple) * multiple
 
 
 def _quotient(a: Any, n: int) -> Any:
@@ -71,7 +69,8 @@ class Tiling:
         """The tiling of a call, for the device that the trace is made for."""
         target = dispatch.current_target()
         sizes = TILES.get(target.kind, OTHER_TPU) if target.platform == "tpu" else INTERPRETED
-        rows, keys = sizes[2:4] if backward else sizes[:2]
+        # A float32 product is six passes of the matrix unit: half the tile hides the copies, and spares the compiler.
+        rows, keys = (max(LANES, n // (2 if q.dtype == jnp.float32 else 1)) for n in sizes[2 * backward :][:2])
         repeats = q.shape[2] // k.shape[2]
         return cls(
             queries=q.shape[1],
@@ -138,9 +137,7 @@ class Tiling:
         """The first row tile that key tile j meets, and how many it meets."""
         first = j * self.key_tile
         last = _least(first + self.key_tile, limit)
-        low, high = queries_seeing(
-            first, last, offset, offset + self.queries, causal=self.causal, window=self.window
-        )
+        low, high = queries_seeing(first, last, offset, offset + self.queries, causal=self.causal, window=self.window)
         if self.has_lengths:  # past the length, `last` precedes `first`, and any range may come
             high = jnp.where(first < limit, high, low)
         return _tiles((low - offset) * self.repeats, (high - offset) * self.repeats, self.row_tile)
@@ -167,25 +164,39 @@ class Tiling:
         reached = span + (self.window - 1) * (1 if self.causal else 2)
         return min(tiles, (reached * repeats - 2) // tile + 2)
 
+    def cost(self, batch: int, groups: int, width: int, products: int, arrays: Any) -> Any:
+        """What XLA is told of a kernel with `products` matrix products a tile; what traced options hide counts as seen."""
+        if self.offset is None:
+            tiles = self.row_tiles * self.key_steps
+        else:
+            tiles = sum(self.keys_of(i, self.offset, self.keys)[1] for i in range(self.row_tiles))
+        scores = batch * groups * tiles * self.row_tile * self.key_tile
+        moved = sum(x.size * x.dtype.itemsize for x in arrays)
+        return pl.CostEstimate(flops=2 * products * scores * width, transcendentals=scores, bytes_accessed=moved)
+
     # -------------------------------------------------------------------------------------------- the mask
 
-    def visit(self, i: Any, j: Any, met: Any, offset: Any, limit: Any, rows: bool, tile: Callable[..., None]) -> None:
-        """Calls `tile(masked)` if the tiles meet, with masked False where every row sees every key.
+    def needs_no_mask(self, i: Any, j: Any, offset: Any, limit: Any, rows: bool) -> Any:
+        """Whether every row of tile i sees every key of tile j; `rows` asks for no ragged end of rows either.
 
-        `rows` says that the rows' own ragged end matters, too.
+        A Python bool where that holds for all tiles or for none.
         """
         ragged_rows = rows and self.has_ragged_rows
         if self.segmented:
-            pl.when(met)(lambda: tile(True))
-            return
+            return False
         if not (self.causal or self.window is not None or self.has_ragged_keys or ragged_rows):
-            pl.when(met)(lambda: tile(False))
-            return
+            return True
         low, high = keys_seen_by_all(*self._positions(i, offset), limit, causal=self.causal, window=self.window)
         first = j * self.key_tile
         full = (low <= first) & (first + self.key_tile <= high)
-        if ragged_rows:
-            full &= (i + 1) * self.row_tile <= self.rows
+        return full & ((i + 1) * self.row_tile <= self.rows) if ragged_rows else full
+
+    def visit(self, i: Any, j: Any, met: Any, offset: Any, limit: Any, rows: bool, tile: Callable[..., None]) -> None:
+        """Calls `tile(masked)` if the tiles meet, with masked False where no mask is needed."""
+        full = self.needs_no_mask(i, j, offset, limit, rows)
+        if isinstance(full, bool):
+            pl.when(met)(lambda: tile(not full))
+            return
         pl.when(met & full)(lambda: tile(False))
         pl.when(met & jnp.logical_not(full))(lambda: tile(True))
 
