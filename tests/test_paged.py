@@ -98,8 +98,8 @@ SHAPES = [
     (1, 2, 1, None, 2.0),
     (1, 1, 3, 11, None),
     (5, 2, 4, 3, 1.5),
-    (5, 1, 8, None, None),
-    (17, 1, 3, 20, None),
+    pytest.param(5, 1, 8, None, None, marks=pytest.mark.slow),
+    pytest.param(17, 1, 3, 20, None, marks=pytest.mark.slow),
     (17, 2, 8, 9, 2.0),  # several tiles of queries
 ]
 
@@ -122,7 +122,13 @@ def test_a_kernel_is_the_twin(rng, implementation, time, groups, repeats, window
 
 @kernels
 @pytest.mark.parametrize(
-    ("dtype", "size", "width"), [("bfloat16", 16, 64), ("float16", 24, 80), ("float32", 5, 80), ("float32", 256, 32)]
+    ("dtype", "size", "width"),
+    [
+        ("bfloat16", 16, 64),
+        ("float32", 5, 80),
+        pytest.param("float16", 24, 80, marks=pytest.mark.slow),
+        pytest.param("float32", 256, 32, marks=pytest.mark.slow),
+    ],
 )
 def test_dtypes_page_sizes_and_head_widths(rng, implementation, dtype, size, width):
     q, k, v, table = draw(rng, time=2, entries=3, size=size, width=width, dtype=jnp.dtype(dtype))
@@ -181,7 +187,7 @@ def test_unused_slots_and_pages_never_reach_the_output(rng, implementation, wind
 
 
 @kernels
-@pytest.mark.parametrize("window", [7, 65])
+@pytest.mark.parametrize("window", [pytest.param(7, marks=pytest.mark.slow), 65])
 def test_the_first_visited_block_is_not_the_first(rng, implementation, window):
     """Windows that begin in a later block, are no multiple of one, and hide slots of blocks that are read."""
     entries, lengths = 40, np.array([300, 129, 60], np.int32)
@@ -209,7 +215,7 @@ def test_a_window_holds_its_number_of_keys(rng, implementation):
 
 
 @kernels
-@pytest.mark.parametrize("entries", [1, 7])
+@pytest.mark.parametrize("entries", [pytest.param(1, marks=pytest.mark.slow), 7])
 def test_table_widths_that_no_block_or_split_divides(rng, implementation, entries):
     q, k, v, table = draw(rng, entries=entries)
     lengths = np.array([entries * SIZE, entries * SIZE - 1, 1], np.int32)
@@ -264,7 +270,9 @@ def test_the_number_of_splits():
 
 
 @kernels
-@pytest.mark.parametrize(("rows", "pools"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("rows", "pools"), [(True, False), pytest.param(False, True, marks=pytest.mark.slow), (True, True)]
+)
 def test_vmap(rng, implementation, rows, pools):
     one, two = draw(rng), draw(rng)
     pick = lambda mapped, i: np.stack([one[i], two[i]]) if mapped else one[i]
@@ -308,6 +316,7 @@ def test_second_derivatives_of_a_kernel_are_the_plain_rule_s(rng, implementation
     np.testing.assert_allclose(*second, atol=1e-6)
 
 
+@pytest.mark.slow
 @kernels
 def test_lengths_that_grow_in_a_scan(rng, implementation):
     """Decoding: the length of each step is traced, and nothing but it hides what is not written yet."""

@@ -4,7 +4,6 @@ The rule gathers each row's pages to contiguous keys and values, attends to thos
 the cotangents back to the pages. The kernels are behind pallas/dispatch.py; their backward pass is the XLA rule.
 """
 
-import contextlib
 from typing import Any, NamedTuple
 
 import jax
@@ -42,10 +41,10 @@ class Rows(NamedTuple):
         return Rows(None, None, None, None)
 
 
-def _reach(lengths: Any, query_lengths: Any, window: int | None) -> tuple[Any, Any]:
+def _reach(lengths: Any, query_lengths: Any, window: int | None, xp: Any = jnp) -> tuple[Any, Any]:
     """The keys [low, high) of each row that some query of it sees."""
-    high = jnp.where(query_lengths > 0, lengths, 0)
-    low = jnp.zeros_like(lengths) if window is None else jnp.maximum(0, lengths - query_lengths - window + 1)
+    high = xp.where(query_lengths > 0, lengths, 0)
+    low = xp.zeros_like(lengths) if window is None else xp.maximum(0, lengths - query_lengths - window + 1)
     return low, high
 
 
@@ -58,25 +57,27 @@ def _rows(
     validate.in_range(who, "lengths", lengths, pages.shape[1] * size + 1)
     validate.in_range(who, "query_lengths", query_lengths, queries + 1)
     values = [validate.concrete(x) for x in (lengths, query_lengths, pages)]
-    seen = all(x is not None for x in values)
-    # Constants may be looked at inside jit as well; without this the check would be traced with the rest.
-    with jax.ensure_compile_time_eval() if seen else contextlib.nullcontext():
-        # Compared before they are made int32, which may turn a huge number into an acceptable one.
-        bad = (lengths < 0) | (lengths > pages.shape[1] * size) | (query_lengths < 0) | (query_lengths > queries)
-        lengths, query_lengths = (jnp.where(bad, 0, x).astype(jnp.int32) for x in (lengths, query_lengths))
-        low, high = (x[:, None] for x in _reach(lengths, query_lengths, window))
-        first = jnp.arange(pages.shape[1], dtype=jnp.int32)[None, :] * size
-        used = (first < high) & (first + size > low)
-        strays = used & ((pages < 0) | (pages >= count))
-        if seen and np.asarray(strays).any():
-            place = tuple(int(i) for i in np.argwhere(np.asarray(strays))[0])
-            raise IndexRangeError(
-                f"{who}: the page_indices that a row's keys use must be in [0, {count}); got "
-                f"{np.asarray(pages)[place]} at index {list(place)}."
-            )
-        faulty = bad | jnp.any(strays, axis=1)
-        pages = jnp.where(used & ~faulty[:, None], pages, 0).astype(jnp.int32)
-        return Rows(jnp.where(faulty, 0, lengths), jnp.where(faulty, 0, query_lengths), pages, faulty)
+    xp: Any = jnp
+    if all(x is not None for x in values):  # NumPy looks at them without compiling anything, and inside jit as well
+        xp = np
+        lengths, query_lengths, pages = map(np.asarray, values)
+    # Compared before they are made int32, which may turn a huge number into an acceptable one.
+    bad = (lengths < 0) | (lengths > pages.shape[1] * size) | (query_lengths < 0) | (query_lengths > queries)
+    lengths, query_lengths = (xp.where(bad, 0, x).astype(np.int32) for x in (lengths, query_lengths))
+    low, high = (x[:, None] for x in _reach(lengths, query_lengths, window, xp))
+    first = xp.arange(pages.shape[1], dtype=np.int32)[None, :] * size
+    used = (first < high) & (first + size > low)
+    strays = used & ((pages < 0) | (pages >= count))
+    if isinstance(strays, np.ndarray) and strays.any():
+        place = tuple(int(i) for i in np.argwhere(strays)[0])
+        raise IndexRangeError(
+            f"{who}: the page_indices that a row's keys use must be in [0, {count}); got {pages[place]} at index "
+            f"{list(place)}."
+        )
+    faulty = bad | xp.any(strays, axis=1)
+    pages = xp.where(used & ~faulty[:, None], pages, 0).astype(np.int32)
+    rows = Rows(xp.where(faulty, 0, lengths), xp.where(faulty, 0, query_lengths), pages, faulty)
+    return jax.tree_util.tree_map(jnp.asarray, rows)
 
 
 # ------------------------------------------------------------------------------------------------ pages
