@@ -16,15 +16,21 @@ from riftco.pallas.core import nf4
 from riftco.pallas.nf4 import layout
 
 SCHEDULES = ("tpu", "triton")
-CASES = [  # M, N, K, block size, dtype: each M, N and K of both kinds of schedule, and the ends of the block sizes
-    (1, 8, 64, 32, jnp.bfloat16),
+# M, N, K, block size, dtype. On NVIDIA sums over N=520 and K=1024 are parted, and more than 64 rows decode first.
+CASES = [
+    (1, 520, 64, 32, jnp.bfloat16),
     (3, 96, 192, 64, jnp.float32),
     (16, 200, 576, 64, jnp.bfloat16),
-    (64, 48, 128, 128, jnp.float32),
-    (65, 256, 1024, 256, jnp.float32),
-    (200, 8, 576, 32, jnp.float32),
-    (64, 200, 1024, 1024, jnp.bfloat16),
+    (64, 48, 1024, 1024, jnp.float32),
+    (65, 200, 576, 32, jnp.float32),
+    (200, 8, 128, 128, jnp.float32),
+]
+SLOW_CASES = [
+    (64, 256, 1024, 256, jnp.bfloat16),
+    (65, 256, 1024, 64, jnp.bfloat16),
     (1, 96, 4096, 4096, jnp.float32),
+    (16, 96, 1024, 512, jnp.float16),
+    (200, 8, 64, 64, jnp.float16),
 ]
 BARS = {jnp.float32: 1e-5, jnp.bfloat16: 2e-3, jnp.float16: 1e-3}
 
@@ -105,64 +111,64 @@ def test_every_lookup_decodes_every_byte():
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize(("m", "n", "k", "block_size", "dtype"), CASES)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "block_size", "dtype"), CASES + [pytest.param(*one, marks=pytest.mark.slow) for one in SLOW_CASES]
+)
 def test_product_and_input_gradient_are_those_of_the_decoded_weight(rng, name, m, n, k, block_size, dtype):
     codes, scales, w = weight(rng, n, k, block_size)
     w = np.asarray(jnp.asarray(w, dtype), np.float64)
     x, dy = normal(rng, (m, k), dtype), normal(rng, (m, n), dtype)
+    if schedule(name).unsupported(x, (n, k), block_size):
+        assert (name, dtype) == ("tpu", jnp.float16)
+        return
     y, dx = both(name, k, block_size)(x, dy, codes, scales)
     assert_near(y, np.asarray(x, np.float64) @ w.T, dtype)
     assert_near(dx, np.asarray(dy, np.float64) @ w, dtype)
 
 
-@pytest.mark.parametrize(
-    ("name", "m", "dtype"),
-    [
-        ("tpu", 96, jnp.bfloat16),
-        ("triton", 64, jnp.bfloat16),
-        ("triton", 96, jnp.bfloat16),
-        ("triton", 64, jnp.float16),
-    ],
-)
-def test_one_hot_rows_read_the_weight_to_the_bit(rng, name, m, dtype):
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_one_hot_rows_read_the_weight_to_the_bit(rng, name):
     # One product by 1 and one rounding: a nibble, a scale or a column from elsewhere shows, as does rounding twice.
-    n, k, block_size = 96, 576, 32
+    m, n, k, block_size, dtype = CASES[2]
     codes, scales, w = weight(rng, n, k, block_size)
     expected = np.asarray(jnp.asarray(w, dtype))
-    columns, rows = rng.permutation(k)[:m], rng.permutation(n)[:m]
-    x, dy = jnp.asarray(np.eye(k)[columns], dtype), jnp.asarray(np.eye(n)[rows], dtype)
-    y, dx = both(name, k, block_size)(x, dy, codes, scales)
-    np.testing.assert_array_equal(y, expected[:, columns].T)
-    np.testing.assert_array_equal(dx, expected[rows])
-    if name == "triton":
-        decoded = schedule(name).dequantize(codes, scales, width=k, block_size=block_size, dtype=dtype, interpret=True)
-        np.testing.assert_array_equal(decoded, expected)
+    twice = jnp.asarray(
+        np.repeat(scales, block_size, 1)
+        * np.asarray(jnp.asarray(w / np.repeat(scales, block_size, 1), dtype), np.float32),
+        dtype,
+    )
+    assert np.any(expected != np.asarray(twice))
+    x, dy = np.zeros((k, k), np.float32), np.zeros((k, n), np.float32)
+    np.fill_diagonal(x, 1)
+    np.fill_diagonal(dy, 1)
+    for first in range(0, k, m):
+        rows = slice(first, first + m)
+        y, dx = both(name, k, block_size)(jnp.asarray(x[rows], dtype), jnp.asarray(dy[rows], dtype), codes, scales)
+        np.testing.assert_array_equal(y, expected[:, rows].T)
+        here = expected[rows]
+        np.testing.assert_array_equal(dx[: len(here)], here)
+        assert not np.any(dx[len(here) :])
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_rounding_happens_once(name):
-    # The codes of -0.696 and -0.525 times this scale round elsewhere if they are rounded to bfloat16 first.
-    rows = np.arange(16, dtype=np.uint8)[:, None] * np.ones((1, 64), np.uint8)
-    scales = np.full((16, 1), 0.7297, np.float32)
-    codes = layout.to_halves(pack(rows), 16, 64)
-    exact = jnp.asarray(CODES * scales[:, 0], jnp.bfloat16)
-    twice = (jnp.asarray(CODES, jnp.bfloat16).astype(jnp.float32) * scales[:, 0]).astype(jnp.bfloat16)
-    assert np.any(np.asarray(exact) != np.asarray(twice))
-    y, _ = both(name, 64, 64)(jnp.eye(64, dtype=jnp.bfloat16)[:1], jnp.zeros((1, 16), jnp.bfloat16), codes, scales)
-    np.testing.assert_array_equal(y[0], exact)
+def test_a_weight_decoded_in_one_pass_is_rounded_once(rng):
+    n, k, block_size = 200, 576, 32
+    codes, scales, w = weight(rng, n, k, block_size)
+    call = functools.partial(schedule("triton").dequantize, width=k, block_size=block_size, interpret=True)
+    got = jax.jit(functools.partial(call, dtype=jnp.bfloat16))(codes, scales)
+    np.testing.assert_array_equal(got, jnp.asarray(w, jnp.bfloat16))
 
 
 # ------------------------------------------------------------------------------------------------ schedules
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("m", [16, 65])
-def test_padding_is_not_read_zeros_stay_zero_and_runs_repeat(rng, name, m):
+@pytest.mark.parametrize("case", [CASES[2], CASES[4]])
+def test_padding_is_not_read_zeros_stay_zero_and_runs_repeat(rng, name, case):
     # Past the edge the interpreters give NaN; codes of padding are arbitrary here.
-    n, k, block_size = 200, 576, 64
+    m, n, k, block_size, dtype = case
     codes, scales, _ = weight(rng, n, k, block_size)
     run = both(name, k, block_size)
-    x, dy = normal(rng, (m, k), jnp.float32), normal(rng, (m, n), jnp.float32)
+    x, dy = normal(rng, (m, k), dtype), normal(rng, (m, n), dtype)
     clean = run(x, dy, codes, scales)
     byte = np.arange(codes.shape[1])
     column = byte // 128 * 256 + byte % 128
@@ -277,18 +283,16 @@ def test_no_race_and_nothing_read_that_is_not_there(rng, capfd):
 # ------------------------------------------------------------------------------------------------ through the door
 
 
-@pytest.mark.parametrize("how", ["pallas_tpu", "pallas_triton"])
-def test_vmap_folds_rows_and_takes_weights_one_by_one(rng, how):
+def test_vmap_folds_rows_and_takes_weights_one_by_one(rng):
     n, k, block_size = 8, 64, 64
     weights = [weight(rng, n, k, block_size) for _ in range(2)]
     codes, scales, w = (np.stack([np.asarray(one[i]) for one in weights]) for i in range(3))
     x, dy = normal(rng, (2, 3, k), jnp.float32), normal(rng, (2, 3, n), jnp.float32)
-    product = lambda x, codes, scales: dispatch.nf4_matmul(how, x, codes, scales, block_size, True)
-    gradient = lambda dy, codes, scales: dispatch.nf4_input_gradient(how, dy, codes, scales, k, block_size, True)
-    rows, every = (0, None, None), (0, 0, 0)
-    for axes, part in ((rows, 0), (every, slice(None))):
-        y = jax.jit(jax.vmap(product, axes))(x, codes[part], scales[part])
-        dx = jax.jit(jax.vmap(gradient, axes))(dy, codes[part], scales[part])
-        one = np.broadcast_to(w[part], w.shape)
-        np.testing.assert_allclose(y, np.einsum("bmk,bnk->bmn", x, one), atol=1e-4)
-        np.testing.assert_allclose(dx, np.einsum("bmn,bnk->bmk", dy, one), atol=1e-4)
+    product = lambda x, codes, scales: dispatch.nf4_matmul("pallas_tpu", x, codes, scales, block_size, True)
+    gradient = lambda dy, codes, scales: dispatch.nf4_input_gradient(
+        "pallas_tpu", dy, codes, scales, k, block_size, True
+    )
+    y = jax.jit(jax.vmap(product))(x, codes, scales)
+    dx = jax.jit(jax.vmap(gradient, (0, None, None)))(dy, codes[0], scales[0])
+    np.testing.assert_allclose(y, np.einsum("bmk,bnk->bmn", x, w), atol=1e-4)
+    np.testing.assert_allclose(dx, np.einsum("bmn,nk->bmk", dy, w[0]), atol=1e-4)
