@@ -25,6 +25,7 @@ _FROM = {
 }
 _NAME_TO_MODULE = {name: module for module, names in _FROM.items() for name in names}
 _SUBMODULES = (
+    "aot",
     "autodiff",
     "backend",
     "bundle",

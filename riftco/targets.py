@@ -13,9 +13,12 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
+from riftco import _compat
 from riftco.errors import BackendError, ConfigError
 from riftco.pallas import dispatch
 
+# Bytes of memory of one chip. Source: the makers' data sheets; Google's GB are 2^30 bytes, NVIDIA's 10^9.
+MEMORY = {"v4": 32 << 30, "v5e": 16 << 30, "v5p": 95 << 30, "v6e": 32 << 30, "h200": 141 * 10**9}
 TPU_GENERATIONS = ("v4", "v5e", "v5p", "v6e")
 EXAMPLES = "v5e:2x4, v6e:2x2 or h200"
 
@@ -70,32 +73,61 @@ class Chips:
         """As the runtime names it, such as "TPU v5 lite" or "NVIDIA H200"."""
         return self.devices[0].device_kind
 
+    @property
+    def memory(self) -> int | None:
+        """Bytes of one chip's memory; None for a chip that was described by a file."""
+        return MEMORY.get(self.name.partition(":")[0])
+
     @contextlib.contextmanager
-    def tracing(self) -> Generator[None, None, None]:
-        """Traces and lowerings inside are for these chips: kernels are chosen, and tiles sized, for them."""
+    def tracing(self, mesh: Any = None) -> Generator[None, None, None]:
+        """Traces and lowerings inside are for these chips: kernels are chosen, and tiles sized, for them.
+
+        Args:
+            mesh: of these chips, or None for the first one alone.
+        """
         import jax
         import numpy as np
 
-        mesh = jax.sharding.Mesh(np.asarray(self.devices[:1]), ("chips",))
-        with dispatch.target(self.platform, self.kind), jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        mesh = jax.sharding.Mesh(np.asarray(self.devices[:1]), ("chips",)) if mesh is None else mesh
+        with dispatch.target(self.platform, self.kind), _compat.in_mesh(mesh):
             yield
 
-    def compile(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """A function compiled for the first chip, as jax's Compiled: memory_analysis, cost_analysis, as_text.
+    def described(self, arguments: Any, sharding: Any = None) -> Any:
+        """A tree of arrays or shapes as ShapeDtypeStruct that lie on these chips.
 
         Args:
-            function: what to jit.
-            arguments: trees of arrays or ShapeDtypeStruct; only shapes and dtypes matter.
+            arguments: only shapes and dtypes matter.
+            sharding: of every leaf; None puts them on the first chip.
         """
         import jax
 
-        sharding = jax.sharding.SingleDeviceSharding(self.devices[0])
-        described = jax.tree_util.tree_map(
-            lambda x: jax.ShapeDtypeStruct(jax.numpy.shape(x), x.dtype, sharding=sharding), arguments
-        )
-        with self.tracing():
+        sharding = jax.sharding.SingleDeviceSharding(self.devices[0]) if sharding is None else sharding
+        place = lambda x: jax.ShapeDtypeStruct(jax.numpy.shape(x), x.dtype, sharding=sharding)
+        return jax.tree_util.tree_map(place, arguments)
+
+    def lower(self, function: Callable[..., Any], *arguments: Any, mesh: Any = None, **options: Any) -> Any:
+        """A function lowered for these chips: jax's Lowered, whose `as_text` shows kernels before they are compiled.
+
+        Args:
+            function: what to jit.
+            arguments: trees of arrays or ShapeDtypeStruct. Without a mesh only shapes and dtypes matter; with one every
+                leaf is a ShapeDtypeStruct with a sharding on it.
+            mesh: of these chips, or None for the first one alone.
+            options: of `jax.jit`.
+        """
+        import jax
+
+        arguments = self.described(arguments) if mesh is None else arguments
+        with self.tracing(mesh):
             # A fresh function: jax caches traces by function, and another target's trace is another program.
-            return jax.jit(lambda *args: function(*args)).lower(*described).compile()
+            return jax.jit(lambda *args: function(*args), **options).lower(*arguments)
+
+    def compile(self, function: Callable[..., Any], *arguments: Any, mesh: Any = None, **options: Any) -> Any:
+        """A function compiled for these chips, as jax's Compiled: memory_analysis, cost_analysis, as_text.
+
+        Arguments as `lower`.
+        """
+        return self.lower(function, *arguments, mesh=mesh, **options).compile()
 
 
 def chips(target: str) -> Chips:
@@ -123,12 +155,14 @@ def nvidia_from_file(path: Path | str) -> Chips:
 
 def _tpu(name: str) -> tuple[Any, ...]:
     _require("libtpu", "TPU")
-    # libtpu else looks for a TPU VM's metadata server, and for a lock that only one process may hold.
+    # libtpu otherwise looks for a TPU VM's metadata server, and for a lock that only one process may hold.
     for variable, value in {
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-1",
         "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_LOG_DIR": "disabled",
+        "TPU_STDERR_LOG_LEVEL": "3",
     }.items():
         os.environ.setdefault(variable, value)
     return _topology(name, platform="tpu", topology_name=name)

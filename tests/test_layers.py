@@ -21,7 +21,7 @@ LAYERS = {
     4: ("layers", "optim", "data", "tokenizers", "sampling", "cajal.lowering", "backend", "targets"),
     5: ("models", "checkpoints", "bundle"),
     6: ("train", "serve", "generation", "interchange", "report", "charts", "gradcheck"),
-    7: ("tune",),
+    7: ("tune", "aot"),
     8: ("cli", "__main__"),
 }
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}

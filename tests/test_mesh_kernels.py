@@ -1,4 +1,4 @@
-"""Kernels under a mesh of simulated devices: each runs them on its own rows, and the numbers are those of one device."""
+"""Kernels under a mesh of simulated devices: each runs them on its own rows; the numbers are those of one device."""
 
 import dataclasses
 import types

@@ -119,7 +119,13 @@ def _act(name: str, action: Any, words: list[str]) -> int:
         print(help.verb(name, action))
         return 0
     try:
-        options = parse(action.options, words, positional=action.positional, known_elsewhere=verbs.option_names)
+        options = parse(
+            action.options,
+            words,
+            positional=action.positional,
+            known_elsewhere=verbs.option_names,
+            passed_over=verbs.keys_of(action.reads_config_of) if action.reads_config_of else (),
+        )
         console = Console(options.json)
         summary = action.run(options, console)
     except UsageError as error:

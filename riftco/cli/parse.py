@@ -37,6 +37,7 @@ def parse(
     positional: str | None = None,
     environment: Mapping[str, str] | None = None,
     known_elsewhere: Callable[[], Iterable[str]] = tuple,
+    passed_over: Iterable[str] = (),
 ) -> Options:
     """The options that a command line means.
 
@@ -46,6 +47,7 @@ def parse(
         positional: the field that a bare word fills, where there is one.
         environment: os.environ by default.
         known_elsewhere: gives the names that other verbs have, so that a RIFTCO_* variable for those is no error.
+        passed_over: keys of a YAML file that mean nothing here and are no error.
 
     Raises:
         UsageError: an unknown flag or key, a value of the wrong kind, an unreadable YAML file.
@@ -53,7 +55,8 @@ def parse(
     given = _flags(options_type, argv, positional)
     from_environment = _environment(options_type, os.environ if environment is None else environment, known_elsewhere)
     file = given.get("config", from_environment.get("config"))
-    return options_type(**{**(_yaml(options_type, file) if file else {}), **from_environment, **given})
+    from_file = _yaml(options_type, file, passed_over) if file else {}
+    return options_type(**{**from_file, **from_environment, **given})
 
 
 def wants_json(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> bool:
@@ -141,7 +144,7 @@ def _mapping(file: str) -> dict[Any, Any]:
     return content or {}
 
 
-def _yaml(options_type: type, file: str) -> dict[str, Any]:
+def _yaml(options_type: type, file: str, passed_over: Iterable[str]) -> dict[str, Any]:
     content = _mapping(file)
     if content.keys() == {"model", "train"}:
         raise UsageError(
@@ -152,6 +155,8 @@ def _yaml(options_type: type, file: str) -> dict[str, Any]:
     for key, value in content.items():
         name = str(key).replace("-", "_")
         kind = kinds(options_type).get(name)
+        if kind is None and name in passed_over:
+            continue
         if kind is None or name == "config":
             raise UsageError(f"{file}: {key!r} is no option{_nearest(name, list(kinds(options_type)))}")
         found[name] = _named(file, name, kind, [value] if kind.many and isinstance(value, str) else value)

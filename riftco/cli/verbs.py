@@ -18,6 +18,7 @@ class Action:
         help: one line.
         positional: the option that a bare word fills.
         example: a command line that shows it.
+        reads_config_of: another verb, whose config.yaml will do here: its other keys are passed over.
     """
 
     options: type
@@ -25,6 +26,7 @@ class Action:
     help: str
     positional: str | None = None
     example: str = ""
+    reads_config_of: str | None = None
 
 
 VERBS = {
@@ -38,9 +40,10 @@ VERBS = {
     "inspect": "what a model, checkpoint, run, tokenizer or dataset holds, and which tools open it",
     "gradcheck": "every derivative against its oracle and finite differences",
     "doctor": "versions, devices, what works, and what each missing extra would add",
+    "aot": "compile a training or decoding step for chips that are not here: memory, FLOPs, kernels, whether it fits",
     "bench": "races: the compiled train step beside jax.grad and optax; the tokenizer beside tokenizers",
 }
-LATER = ("finetune", "merge", "chat", "serve", "convert", "aot", "cajal")
+LATER = ("finetune", "merge", "chat", "serve", "convert", "cajal")
 GROUPS = ("tokenizer", "data")
 BENCHES = ("train", "tokenizer")
 
@@ -48,6 +51,11 @@ BENCHES = ("train", "tokenizer")
 def actions(verb: str) -> dict[str, Action]:
     """The actions of a verb by sub-command; "" where it has none. `bench` parses its own command line."""
     return importlib.import_module(f"riftco.cli.{verb}").ACTIONS
+
+
+def keys_of(verb: str) -> frozenset[str]:
+    """The names of the options of a verb without sub-commands."""
+    return frozenset(field.name for field in dataclasses.fields(actions(verb)[""].options))
 
 
 def option_names() -> frozenset[str]:

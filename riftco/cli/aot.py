@@ -1,0 +1,152 @@
+"""`riftco aot`: a training or decoding step compiled for chips that are not here, and what it would need there."""
+
+import dataclasses
+import os
+import warnings
+from typing import Any, Literal
+
+from riftco.cli.console import Console
+from riftco.cli.model_options import Attention, Dtype, ModelOptions, decoder_config
+from riftco.cli.options import UsageError, flag
+from riftco.cli.verbs import Action
+from riftco.errors import BackendError
+
+_STEP = "step"
+_TRAIN_ALONE = ("grad_accumulation_steps", "page_size", "attention", "grad_checkpoint")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AotOptions(ModelOptions):
+    """Options of `aot`."""
+
+    target: str | None = flag(
+        None,
+        "the chips: v4, v5e, v5p or v6e with their grid (v5e:2x4), or h200",
+        group=_STEP,
+        metavar="CHIPS",
+        shown="",
+    )
+    step: Literal["train", "decode"] = flag(
+        "train", "one update, or one token of every row over a full cache", group=_STEP
+    )
+    batch_size: int = flag(16, "rows of a micro-batch, or of the cache; all chips together", group=_STEP)
+    grad_accumulation_steps: int = flag(1, "micro-batches in an update", group=_STEP)
+    page_size: int | None = flag(None, "scalars in a page of Adam's moments", group=_STEP, shown="not paged")
+    dtype: Dtype = flag(  # noqa: RUF009
+        "float32", "of activations and products; a decoding step's weights and cache too", group=_STEP
+    )
+    attention: Attention | None = flag(  # noqa: RUF009
+        None, "how attention is computed", group=_STEP, shown="the fastest there"
+    )
+    grad_checkpoint: Literal["none", "block"] = flag(
+        "none", "block keeps each block's input and runs the block again backwards", group=_STEP
+    )
+    mesh: str | None = flag(
+        None, "chips by axis: data=4, or data=2,fsdp=2", group=_STEP, metavar="AXES", shown="data over all chips"
+    )
+
+
+def run(options: AotOptions, console: Console) -> dict[str, Any]:
+    """Compile, and print what the compiler says."""
+    if options.target is None:
+        raise UsageError("--target must name the chips; got none; write --target v5e:2x4 or --target h200")
+    _keep_quiet()
+    from riftco import aot, targets
+
+    config = decoder_config(options)
+    place = targets.chips(options.target)
+    console.note(f"compiling for {place.name} ({place.kind}) …")
+    with warnings.catch_warnings():
+        # What jax's makers tell the kernels' makers (of Pallas's Triton backend, say) is not for whoever runs them.
+        warnings.simplefilter("ignore")
+        report = _compile(aot, place, config, options)
+    rows = options.batch_size * options.grad_accumulation_steps
+    what = (
+        f"{rows} × {config.context} tokens" if report.step == "train" else f"a token of {rows} rows of {config.context}"
+    )
+    _show(report, what, console)
+    summary = report.to_dict()
+    if report.fits:
+        return summary
+    sentence = (
+        f"aot: the {report.step} step must fit the {size(report.memory or 0)} of a {report.kind}; it needs "
+        f"{size(report.total)}; use a smaller batch, block checkpointing, bfloat16 or more chips"
+    )
+    console.note(f"riftco: {sentence}")
+    return {**summary, "error": sentence, "exit_status": 1}
+
+
+def size(count: int) -> str:
+    """Bytes in words."""
+    value, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _keep_quiet() -> None:
+    """Keep jax on the CPU, whatever plugins are installed, and their compilers' logs for failures alone."""
+    from importlib.util import find_spec
+
+    if not (find_spec("libtpu") or find_spec("jax_cuda12_plugin")):
+        raise BackendError(
+            "aot: the compilers of the extra aot must be installed; neither libtpu nor jax's CUDA plugin is; make an "
+            "environment for them with pip install 'riftco[aot]'"
+        )
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+
+
+def _compile(aot: Any, place: Any, config: Any, options: AotOptions) -> Any:
+    from riftco.train import TrainConfig
+
+    if options.step == "decode":
+        if given := [name for name in _TRAIN_ALONE if getattr(options, name) != _default(name)]:
+            raise UsageError(f"--{given[0].replace('_', '-')} belongs to --step train; leave it out")
+        return aot.decode_one(place, config, batch_size=options.batch_size, dtype=options.dtype, mesh=options.mesh)
+    names = [field.name for field in dataclasses.fields(TrainConfig) if hasattr(options, field.name)]
+    settings: dict[str, Any] = {name: getattr(options, name) for name in names} | {"dropout": None}
+    return aot.train_step(place, config, TrainConfig(**settings))
+
+
+def _default(name: str) -> Any:
+    return next(field.default for field in dataclasses.fields(AotOptions) if field.name == name)
+
+
+def _show(report: Any, what: str, console: Console) -> None:
+    axes = ", ".join(f"{name}={count}" for name, count in report.mesh.items() if count > 1)
+    where = f"{report.chips} chips of {report.target}" if report.chips > 1 else f"one chip of {report.target}"
+    console.say(f"{report.step} step, {what}, on {where} ({report.kind})" + (f", {axes}" if axes else ""))
+    console.say(f"  arguments    {size(report.arguments):>10}")
+    console.say(f"  outputs      {size(report.outputs):>10}  besides those that overwrite arguments")
+    console.say(f"  temporaries  {size(report.temporaries):>10}")
+    console.say(f"  code         {size(report.code):>10}")
+    room = "" if report.memory is None else f" of {size(report.memory)} on each chip: it {_verdict(report)}"
+    console.say(f"  total        {size(report.total):>10}{room}")
+    counted = (
+        ""
+        if report.counted_flops is None
+        else (f"; {report.counted_flops:.3g} counted by the compiler on each chip, loops once")
+    )
+    console.say(f"  FLOPs        {report.flops:>10.3g}  by the model's formula, all chips{counted}")
+    called = ", ".join(f"{name} × {count}" for name, count in report.kernels.items()) or "none; all is XLA's own code"
+    console.say(f"  kernels      {called}")
+    if report.attention is not None:
+        console.say(f"  attention    {report.attention}")
+
+
+def _verdict(report: Any) -> str:
+    return "fits" if report.fits else "does not fit"
+
+
+ACTIONS = {
+    "": Action(
+        AotOptions, run, "compile a step for chips that are not here", "target",
+        "riftco aot --target v5e:2x4 --preset gpt2 --dtype bfloat16 --batch-size 64", "pretrain",
+    )
+}  # fmt: skip
