@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from riftco.autodiff.box import Box, unbox
@@ -18,6 +17,17 @@ from riftco.autodiff.tape import Op
 from riftco.errors import ConfigError, DTypeError, GradError, ShapeError, UnsupportedError
 from riftco.ops import validate
 from riftco.ops.linalg import add_bias
+from riftco.ops.nf4_blocks import (
+    PAIRS,
+    blocks_of,
+    dynamic_map,
+    exact_sum,
+    hidden_zero,
+    look_up,
+    middles,
+    scaled_blocks,
+    spread,
+)
 from riftco.ops.shape import reshape
 from riftco.pallas import dispatch
 from riftco.pallas.core.nf4 import CODES, ZERO
@@ -77,94 +87,14 @@ class NF4Array:
         """The absolute maximum of each block, float32 [blocks]; leading axes of stacked weights stay."""
         if not self.double_quant:
             return self.absmax
-        product = _table(dynamic_map(), self.absmax_codes) * _spread(
+        product = look_up(dynamic_map(), self.absmax_codes) * spread(
             self.nested_absmax, NESTED_BLOCK, self.absmax_codes.shape[-1]
         )
         offset = jnp.broadcast_to(self.offset[..., None], product.shape)
         # Product and sum are two roundings in this format, which compilers that see both fuse into one. They do not see
         # through integers.
-        bits = lax.bitcast_convert_type(product, jnp.int32) + _hidden_zero(offset)
+        bits = lax.bitcast_convert_type(product, jnp.int32) + hidden_zero(offset)
         return lax.bitcast_convert_type(bits, jnp.float32) + offset
-
-
-# ------------------------------------------------------------------------------------------------ tables and blocks
-
-
-@functools.cache
-def dynamic_map() -> np.ndarray:
-    """The 256 numbers of signed dynamic 8-bit quantisation, ascending, float32.
-
-    Source:
-        Dettmers 2016, arXiv:1511.04561; Dettmers et al. 2022, arXiv:2110.02861, section 1.3.
-    """
-    parts = [np.array([0.0, 1.0], np.float32)]
-    for exponent in range(7):
-        steps = 2**exponent
-        i = np.arange(steps + 1)
-        step = np.float64((np.float32(1) - np.float32(0.1)) / np.float32(steps))
-        # Rounded once, and counted from the nearer end: the numbers are symmetric to the last bit but one.
-        edges = np.where(2 * i < steps, np.float64(np.float32(0.1)) + step * i, 1.0 - step * (steps - i))
-        edges = edges.astype(np.float32)
-        numbers = np.float32(10.0 ** (exponent - 6)) * ((edges[:-1] + edges[1:]) / np.float32(2))
-        parts += [numbers, -numbers]
-    table = np.sort(np.concatenate(parts))
-    table.setflags(write=False)
-    return table
-
-
-_PAIRS = np.stack([np.repeat(CODES, 16), np.tile(CODES, 16)], axis=1)  # the two numbers of each byte
-
-
-def _table(table: np.ndarray, index: Any) -> Any:
-    """Rows of a table at indices that cannot be out of range."""
-    return jnp.asarray(table).at[index].get(mode="promise_in_bounds")
-
-
-def _middles(table: np.ndarray) -> np.ndarray:
-    return (table[:-1] + table[1:]) / np.float32(2)
-
-
-def _blocks(flat: Any, size: int) -> Any:
-    """[..., n] as [..., blocks, size], the last block filled up with zeros."""
-    missing = -flat.shape[-1] % size
-    if missing:
-        flat = jnp.pad(flat, (*[(0, 0)] * (flat.ndim - 1), (0, missing)))
-    return jnp.reshape(flat, (*flat.shape[:-1], -1, size))
-
-
-def _spread(scales: Any, size: int, count: int) -> Any:
-    """[..., blocks] as [..., count], each scale `size` times."""
-    flat = jnp.broadcast_to(scales[..., None], (*scales.shape, size)).reshape(*scales.shape[:-1], -1)
-    return lax.slice_in_dim(flat, 0, count, axis=flat.ndim - 1)
-
-
-def _scaled(blocks: Any) -> tuple[Any, Any]:
-    """Blocks over their absolute maximum (by its reciprocal), and the maxima; a block of zeros stays one."""
-    absmax = jnp.max(jnp.abs(blocks), axis=-1)
-    inverse = jnp.where(absmax == 0, jnp.float32(0), jnp.float32(1) / jnp.where(absmax == 0, jnp.float32(1), absmax))
-    return blocks * jnp.broadcast_to(inverse[..., None], blocks.shape), absmax
-
-
-def _hidden_zero(x: Any) -> Any:
-    """0, int32, though no compiler can know: the sign bit of a sum of maxima."""
-    return lax.shift_right_logical(lax.bitcast_convert_type(x, jnp.int32), jnp.int32(31))
-
-
-def _exact_sum(x: Any) -> Any:
-    """The sum of float32 [n], rounded once: halves are added to halves, and the rounding errors are added up beside.
-
-    So it does not depend on an order that compilers may choose.
-    """
-    size = 1 << max(0, x.shape[0] - 1).bit_length()
-    total = jnp.pad(x, (0, size - x.shape[0]))
-    error = jnp.zeros_like(total)
-    while size > 1:
-        size //= 2
-        (a, b), (e, f) = jnp.split(total, 2), jnp.split(error, 2)
-        total = a + b
-        part = total - a
-        error = e + f + ((a - (total - part)) + (b - part))
-    return total[0] + error[0]
 
 
 # ------------------------------------------------------------------------------------------------ quantising
@@ -212,9 +142,9 @@ def quantize_nf4(w: Array, *, block_size: int = 64, double_quant: bool = True) -
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _quantize(w: Any, block_size: int, double_quant: bool) -> NF4Array:
     shape = (int(w.shape[0]), int(w.shape[1]))
-    scaled, absmax = _scaled(_blocks(jnp.reshape(w.astype(jnp.float32), (-1,)), block_size))
+    scaled, absmax = scaled_blocks(blocks_of(jnp.reshape(w.astype(jnp.float32), (-1,)), block_size))
     codes = jnp.zeros(scaled.shape, jnp.uint8)
-    for middle in _middles(CODES):
+    for middle in middles(CODES):
         codes = codes + (scaled > middle).astype(jnp.uint8)
     count = shape[0] * shape[1]
     codes = lax.slice_in_dim(jnp.reshape(codes, (-1,)), 0, count)
@@ -222,11 +152,11 @@ def _quantize(w: Any, block_size: int, double_quant: bool) -> NF4Array:
     packed = (pairs[:, 0] << 4) | pairs[:, 1]
     if not double_quant:
         return NF4Array(packed, absmax, None, None, None, shape, block_size)
-    total = _exact_sum(absmax)
+    total = exact_sum(absmax)
     # Division by a constant would become a product with its reciprocal, which rounds otherwise.
-    offset = total / (absmax.shape[0] + _hidden_zero(total)).astype(jnp.float32)
-    rest, nested = _scaled(_blocks(absmax - jnp.broadcast_to(offset, absmax.shape), NESTED_BLOCK))
-    absmax_codes = jnp.searchsorted(_middles(dynamic_map()), rest.reshape(-1), side="left").astype(jnp.uint8)
+    offset = total / (absmax.shape[0] + hidden_zero(total)).astype(jnp.float32)
+    rest, nested = scaled_blocks(blocks_of(absmax - jnp.broadcast_to(offset, absmax.shape), NESTED_BLOCK))
+    absmax_codes = jnp.searchsorted(middles(dynamic_map()), rest.reshape(-1), side="left").astype(jnp.uint8)
     absmax_codes = lax.slice_in_dim(absmax_codes, 0, absmax.shape[0])
     return NF4Array(packed, None, absmax_codes, nested, offset, shape, block_size)
 
@@ -251,10 +181,11 @@ def dequantize_nf4(q: NF4Array, dtype: Any = jnp.float32) -> Array:
     return _dequantize(q, jnp.dtype(dtype))
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def _dequantize(q: NF4Array, dtype: Any) -> Any:
     count = q.shape[0] * q.shape[1]
-    numbers = jnp.reshape(_table(_PAIRS, _linear_codes(q)), (-1,))
-    blocks = _blocks(lax.slice_in_dim(numbers, 0, count), q.block_size)
+    numbers = jnp.reshape(look_up(PAIRS, _linear_codes(q)), (-1,))
+    blocks = blocks_of(lax.slice_in_dim(numbers, 0, count), q.block_size)
     blocks = blocks * jnp.broadcast_to(q.absmax_values()[:, None], blocks.shape)
     return jnp.reshape(lax.slice_in_dim(jnp.reshape(blocks, (-1,)), 0, count), q.shape).astype(dtype)
 
@@ -276,13 +207,13 @@ def pack_for_kernels(q: NF4Array) -> NF4Array:
     A permutation, up to the padding of rows to whole tiles; `unpack_from_kernels` is its inverse.
     """
     _check("pack_for_kernels", q)
-    return dataclasses.replace(q, codes=_half_codes(q), layout="halves")
+    return dataclasses.replace(q, codes=jax.jit(_half_codes)(q), layout="halves")
 
 
 def unpack_from_kernels(q: NF4Array) -> NF4Array:
     """The same weight with its codes in canonical order; the inverse of `pack_for_kernels`."""
     _check("unpack_from_kernels", q)
-    return dataclasses.replace(q, codes=_linear_codes(q), layout="linear")
+    return dataclasses.replace(q, codes=jax.jit(_linear_codes)(q), layout="linear")
 
 
 def _check(who: str, q: Any) -> None:
