@@ -34,10 +34,12 @@ def backward(
     interpret: Any,
 ) -> tuple[Any, Any, Any]:
     """The cotangents of q, k and v in their dtypes."""
-    b, t, h, _ = q.shape
+    b, t, h, width = q.shape
     s, groups = k.shape[1:3]
     tiles = tile.choose(tile.BACKWARD, q, k)
-    options = {"tiles": tiles, "scale": scale, "cap": cap}
+    repeats = h // groups
+    group = functools.partial(tile.key_head, repeats=repeats)
+    options = {"tiles": tiles, "width": width, "scale": scale, "cap": cap}
     launch = {"num_warps": tiles.warps, "num_stages": tiles.stages, "interpret": interpret}
     delta = jnp.sum(dout.astype(jnp.float32) * out.astype(jnp.float32), axis=-1)
     operands = (q, k, v, dout, lse, jnp.moveaxis(delta, 2, 1), sees)
@@ -45,6 +47,15 @@ def backward(
         functools.partial(_dq_kernel, **options),
         name="flash_attention_dq",
         grid=(pl.cdiv(t, tiles.queries), h, b),
+        in_specs=(
+            tile.row_of(q.shape),
+            tile.row_of(k.shape, group),
+            tile.row_of(v.shape, group),
+            tile.row_of(q.shape),
+            *(tile.statistics_of(lse.shape),) * 2,
+            tile.whole(sees),
+        ),
+        out_specs=tile.row_of(q.shape),
         out_shape=shape_like(q.shape, q.dtype, *operands[:4]),
         **launch,
     )(*operands)
@@ -52,6 +63,15 @@ def backward(
         functools.partial(_dkv_kernel, **options),
         name="flash_attention_dkv",
         grid=(pl.cdiv(s, tiles.keys), groups, b),
+        in_specs=(
+            tile.row_of(q.shape, heads=repeats),
+            tile.row_of(k.shape),
+            tile.row_of(v.shape),
+            tile.row_of(q.shape, heads=repeats),
+            *(tile.statistics_of(lse.shape, repeats),) * 2,
+            tile.whole(sees),
+        ),
+        out_specs=(tile.row_of(k.shape), tile.row_of(v.shape)),
         out_shape=tuple(shape_like(x.shape, x.dtype, *operands[:4]) for x in (k, v)),
         **launch,
     )(*operands)
@@ -69,36 +89,35 @@ def _dq_kernel(
     dq_ref: Any,
     *,
     tiles: Tiles,
+    width: int,
     scale: float,
     cap: float | None,
 ) -> None:
-    queries, repeats = q_ref.shape[1], q_ref.shape[2] // k_ref.shape[2]
-    head, batch = pl.program_id(1), pl.program_id(2)
-    group = tile.key_head(head, repeats)
+    queries, batch = q_ref.shape[0], pl.program_id(2)
     first = (pl.num_programs(0) - 1 - pl.program_id(0)) * tiles.queries
-    row = Row.of(batch, refs, k_ref.shape[1])
-    q = tile.load(q_ref, batch, first, tiles.queries, head, queries)
-    dout = tile.load(dout_ref, batch, first, tiles.queries, head, queries)
-    lse = tile.load_vector(lse_ref, batch, head, first=first, size=tiles.queries, other=-jnp.inf)[:, None]
-    delta = tile.load_vector(delta_ref, batch, head, first=first, size=tiles.queries, other=0.0)[:, None]
+    row = Row.of(batch, refs, k_ref.shape[0])
+    q = tile.load(q_ref, first, tiles.queries, queries, width)
+    dout = tile.load(dout_ref, first, tiles.queries, queries, width)
+    lse = tile.load_vector(lse_ref, first, tiles.queries, -jnp.inf)[:, None]
+    delta = tile.load_vector(delta_ref, first, tiles.queries, 0.0)[:, None]
     q_segment = row.q_segments(first, tiles.queries)
 
     def step(is_masked: bool, j: Any, dq: Any) -> Any:
         s0 = j * tiles.keys
         limit = row.keys if is_masked else None
-        keys = tile.load(k_ref, batch, s0, tiles.keys, group, limit)
+        keys = tile.load(k_ref, s0, tiles.keys, limit, width)
         s, t = softmax.scores(tile.dot(q, keys, transposed=True), scale, cap)
         if is_masked:
             s = softmax.masked(s, row.mask(first, s0, tiles, q_segment, row.kv_segments(s0, tiles.keys)))
         p = softmax.weights(s, lse)
-        dp = tile.dot(dout, tile.load(v_ref, batch, s0, tiles.keys, group, limit), transposed=True)
+        dp = tile.dot(dout, tile.load(v_ref, s0, tiles.keys, limit, width), transposed=True)
         # The scale waits for the end: float16 would lose what it makes small.
         ds = softmax.score_cotangent(p, dp, delta, t, 1.0)
         return dq + tile.dot(ds.astype(keys.dtype), keys)
 
     parts = tile.key_parts(row, first, tiles.queries, queries, tiles.keys)
     dq = tile.run(parts, step, jnp.zeros(q.shape, jnp.float32))
-    tile.store(dq_ref, batch, first, tiles.queries, head, dq * scale)
+    tile.store(dq_ref, first, tiles.queries, width, dq * scale)
 
 
 def _dkv_kernel(
@@ -113,30 +132,28 @@ def _dkv_kernel(
     dv_ref: Any,
     *,
     tiles: Tiles,
+    width: int,
     scale: float,
     cap: float | None,
 ) -> None:
-    queries, repeats = q_ref.shape[1], q_ref.shape[2] // k_ref.shape[2]
-    first = pl.program_id(0) * tiles.keys
-    group, batch = pl.program_id(1), pl.program_id(2)
-    row = Row.of(batch, refs, k_ref.shape[1])
-    keys = tile.load(k_ref, batch, first, tiles.keys, group, row.keys)
-    values = tile.load(v_ref, batch, first, tiles.keys, group, row.keys)
+    queries, repeats = q_ref.shape[:2]
+    first, batch = pl.program_id(0) * tiles.keys, pl.program_id(2)
+    row = Row.of(batch, refs, k_ref.shape[0])
+    keys = tile.load(k_ref, first, tiles.keys, row.keys, width)
+    values = tile.load(v_ref, first, tiles.keys, row.keys, width)
     kv_segment = row.kv_segments(first, tiles.keys)
     parts = tile.query_parts(row, first, tiles.keys, queries, tiles.queries)
 
-    def one_head(i: Any, carry: Any) -> Any:
-        head = group * repeats + i
-
+    def one_head(head: Any, carry: Any) -> Any:
         # Scores lie transposed, keys by queries, so that no product needs its left operand turned.
         def step(is_masked: bool, j: Any, carry: Any) -> Any:
             dk, dv = carry
             t0 = j * tiles.queries
             limit = queries if is_masked else None
-            q = tile.load(q_ref, batch, t0, tiles.queries, head, limit)
-            dout = tile.load(dout_ref, batch, t0, tiles.queries, head, limit)
-            lse = tile.load_vector(lse_ref, batch, head, first=t0, size=tiles.queries, other=-jnp.inf)[None, :]
-            delta = tile.load_vector(delta_ref, batch, head, first=t0, size=tiles.queries, other=0.0)[None, :]
+            q = tile.load(q_ref, t0, tiles.queries, limit, width, head)
+            dout = tile.load(dout_ref, t0, tiles.queries, limit, width, head)
+            lse = tile.load_vector(lse_ref, t0, tiles.queries, -jnp.inf, head)[None, :]
+            delta = tile.load_vector(delta_ref, t0, tiles.queries, 0.0, head)[None, :]
             s, t = softmax.scores(tile.dot(keys, q, transposed=True), scale, cap)
             if is_masked:
                 q_segment = row.q_segments(t0, tiles.queries)
@@ -153,5 +170,5 @@ def _dkv_kernel(
     dk, dv = lax.fori_loop(0, repeats, one_head, (zeros, zeros))
     # Whole tiles of queries are not masked; what they gave to keys past the row's length is not wanted.
     seen = (first + jnp.arange(tiles.keys, dtype=jnp.int32) < row.keys)[:, None]
-    tile.store(dk_ref, batch, first, tiles.keys, group, jnp.where(seen, dk * scale, 0.0))
-    tile.store(dv_ref, batch, first, tiles.keys, group, jnp.where(seen, dv, 0.0))
+    tile.store(dk_ref, first, tiles.keys, width, jnp.where(seen, dk * scale, 0.0))
+    tile.store(dv_ref, first, tiles.keys, width, jnp.where(seen, dv, 0.0))

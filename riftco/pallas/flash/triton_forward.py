@@ -20,12 +20,15 @@ def forward(
     q: Any, k: Any, v: Any, sees: Visibility, *, scale: float, cap: float | None, interpret: Any
 ) -> tuple[Any, Any]:
     """The output [B, T, H, K] in q's dtype and the natural logsumexp [B, H, T] float32."""
-    b, t, h, _ = q.shape
+    b, t, h, width = q.shape
+    group = functools.partial(tile.key_head, repeats=h // k.shape[2])
     tiles = tile.choose(tile.FORWARD, q, k)
     call = triton_call(
-        functools.partial(_kernel, tiles=tiles, scale=scale, cap=cap),
+        functools.partial(_kernel, tiles=tiles, width=width, scale=scale, cap=cap),
         name="flash_attention_forward",
         grid=(pl.cdiv(t, tiles.queries), h, b),
+        in_specs=(tile.row_of(q.shape), tile.row_of(k.shape, group), tile.row_of(v.shape, group), tile.whole(sees)),
+        out_specs=(tile.row_of(q.shape), tile.statistics_of((b, h, t))),
         out_shape=(shape_like(q.shape, q.dtype, q, k, v), shape_like((b, h, t), jnp.float32, q, k, v)),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
@@ -43,29 +46,27 @@ def _kernel(
     lse_ref: Any,
     *,
     tiles: Tiles,
+    width: int,
     scale: float,
     cap: float | None,
 ) -> None:
-    queries, repeats = q_ref.shape[1], q_ref.shape[2] // k_ref.shape[2]
-    head, batch = pl.program_id(1), pl.program_id(2)
-    group = tile.key_head(head, repeats)
+    queries, batch = q_ref.shape[0], pl.program_id(2)
     # The last queries see the most keys; starting with them leaves the short programs for the end.
     first = (pl.num_programs(0) - 1 - pl.program_id(0)) * tiles.queries
-    row = Row.of(batch, refs, k_ref.shape[1])
-    q = tile.load(q_ref, batch, first, tiles.queries, head, queries)
+    row = Row.of(batch, refs, k_ref.shape[0])
+    q = tile.load(q_ref, first, tiles.queries, queries, width)
     q_segment = row.q_segments(first, tiles.queries)
 
     def step(is_masked: bool, j: Any, carry: Any) -> Any:
         top, total, acc = carry
         s0 = j * tiles.keys
         limit = row.keys if is_masked else None
-        s, _ = softmax.scores(
-            tile.dot(q, tile.load(k_ref, batch, s0, tiles.keys, group, limit), transposed=True), scale, cap
-        )
+        keys = tile.load(k_ref, s0, tiles.keys, limit, width)
+        s, _ = softmax.scores(tile.dot(q, keys, transposed=True), scale, cap)
         if is_masked:
             s = softmax.masked(s, row.mask(first, s0, tiles, q_segment, row.kv_segments(s0, tiles.keys)))
         top, total, p, factor = softmax.update(top, total, s)
-        values = tile.load(v_ref, batch, s0, tiles.keys, group, limit)
+        values = tile.load(v_ref, s0, tiles.keys, limit, width)
         return top, total, acc * factor + tile.dot(p.astype(values.dtype), values)
 
     start = (
@@ -75,5 +76,5 @@ def _kernel(
     )
     parts = tile.key_parts(row, first, tiles.queries, queries, tiles.keys)
     out, lse = softmax.finish(*tile.run(parts, step, start))
-    tile.store(out_ref, batch, first, tiles.queries, head, out)
-    tile.store_vector(lse_ref, batch, head, first=first, value=jnp.reshape(lse, (tiles.queries,)))
+    tile.store(out_ref, first, tiles.queries, width, out)
+    tile.store_vector(lse_ref, first, jnp.reshape(lse, (tiles.queries,)))

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -36,17 +37,18 @@ class Tiles(NamedTuple):
     stages: int
 
 
-# By padded head width, for elements of 2 bytes and of 4. They fit the shared memory of sm_90 (227 KiB); 4-byte tiles
-# are small because full float32 products run outside the tensor cores and want registers.
+# By padded head width, for elements of 2 bytes and of 4. They fit the shared memory of sm_90 (227 KiB) and hardly spill
+# registers there. 4-byte tiles are small: full float32 products run outside the tensor cores, each unrolled into its
+# thread's multiply-adds.
 FORWARD = {
-    64: (Tiles(128, 64, 8, 3), Tiles(64, 32, 4, 2)),
-    128: (Tiles(128, 64, 8, 3), Tiles(64, 32, 4, 2)),
-    256: (Tiles(64, 32, 4, 2), Tiles(32, 16, 4, 2)),
+    64: (Tiles(128, 64, 8, 3), Tiles(64, 32, 8, 2)),
+    128: (Tiles(128, 64, 8, 3), Tiles(32, 32, 8, 1)),
+    256: (Tiles(128, 64, 8, 2), Tiles(32, 32, 8, 2)),
 }
 BACKWARD = {
-    64: (Tiles(64, 64, 4, 2), Tiles(32, 32, 4, 2)),
-    128: (Tiles(64, 64, 8, 2), Tiles(32, 32, 4, 2)),
-    256: (Tiles(32, 32, 4, 2), Tiles(16, 16, 4, 1)),
+    64: (Tiles(64, 64, 4, 2), Tiles(32, 32, 8, 2)),
+    128: (Tiles(64, 64, 8, 2), Tiles(32, 16, 8, 2)),
+    256: (Tiles(64, 32, 8, 2), Tiles(16, 16, 8, 2)),
 }
 
 
@@ -61,51 +63,71 @@ def choose(table: dict[int, tuple[Tiles, Tiles]], q: Any, k: Any) -> Tiles:
     tiles = table[max(width, min(table))][0 if q.dtype.itemsize == 2 else 1]
     queries, keys = min(tiles.queries, padded(q.shape[1])), min(tiles.keys, padded(k.shape[1]))
     # A warp without rows of its own only adds to the reductions.
-    return tiles._replace(queries=queries, keys=keys, warps=min(tiles.warps, 4 if queries < 128 else 8))
+    warps = tiles.warps if queries == tiles.queries else min(tiles.warps, 4)
+    return tiles._replace(queries=queries, keys=keys, warps=warps)
 
 
 # ------------------------------------------------------------------------------------------------ loads, stores, dots
 
 
-def _inside(first: Any, size: int, limit: Any, width: int) -> Any:
-    """The mask [size, padded width] of a tile whose rows start at `first`; `limit` None checks no rows."""
-    full = padded(width)
+def row_of(shape: tuple[int, ...], axis: Callable[[Any], Any] = lambda i: i, heads: int | None = None) -> pl.BlockSpec:
+    """For the program (_, i, b): row b of an array [B, T, H, K] and its head `axis(i)`, as [T, padded K].
+
+    `heads` takes that many, from the head `axis(i) * heads` on: [T, heads, padded K].
+    """
+    return pl.BlockSpec((None, shape[1], heads, padded(shape[3])), lambda _, head, b: (b, 0, axis(head), 0))
+
+
+def statistics_of(shape: tuple[int, ...], heads: int | None = None) -> pl.BlockSpec:
+    """The same of an array [B, H, T], head i: [T], or [heads, T]."""
+    return pl.BlockSpec((None, heads, shape[2]), lambda _, head, b: (b, head, 0))
+
+
+def whole(tree: Any) -> Any:
+    """Every array of a tree as it is."""
+    return jax.tree_util.tree_map(lambda _: pl.BlockSpec(), tree)
+
+
+def _inside(first: Any, size: int, limit: Any, columns: int, width: int) -> Any:
+    """The mask of a tile [size, columns]: rows from `first` below `limit` (None: all), columns below `width`."""
     mask = None
     if limit is not None:
-        mask = jnp.broadcast_to((first + jnp.arange(size, dtype=jnp.int32) < limit)[:, None], (size, full))
-    if full != width:
-        columns = jnp.broadcast_to((jnp.arange(full, dtype=jnp.int32) < width)[None, :], (size, full))
-        mask = columns if mask is None else mask & columns
+        rows = first + jnp.arange(size, dtype=jnp.int32) < limit
+        mask = jnp.broadcast_to(rows[:, None], (size, columns))
+    if columns != width:
+        narrow = jnp.broadcast_to((jnp.arange(columns, dtype=jnp.int32) < width)[None, :], (size, columns))
+        mask = narrow if mask is None else mask & narrow
     return mask
 
 
-def _at(ref: Any, row: Any, first: Any, size: int, head: Any) -> Any:
-    return ref.at[row, pl.ds(first, size), head, pl.ds(0, padded(ref.shape[3]))]
+def load(ref: Any, first: Any, size: int, limit: Any, width: int, *head: Any) -> Any:
+    """A tile [size, padded K] of [T, padded K], or of one head of [T, heads, padded K], from `first`.
+
+    It is 0 in columns past `width` and in rows at and past `limit`, for which None promises that there are none.
+    """
+    mask = _inside(first, size, limit, ref.shape[-1], width)
+    return pltriton.load(
+        ref.at[(pl.ds(first, size), *head, slice(None))], mask=mask, other=None if mask is None else 0.0
+    )
 
 
-def load(ref: Any, row: Any, first: Any, size: int, head: Any, limit: Any) -> Any:
-    """A tile [size, padded K] of [B, T, H, K] from position `first`; 0 at and past `limit`; None checks nothing."""
-    mask = _inside(first, size, limit, ref.shape[3])
-    return pltriton.load(_at(ref, row, first, size, head), mask=mask, other=None if mask is None else 0.0)
+def store(ref: Any, first: Any, size: int, width: int, value: Any) -> None:
+    """Writes a tile of [T, padded K] within the array's bounds, in the array's dtype."""
+    mask = _inside(first, size, ref.shape[0], ref.shape[1], width)
+    pltriton.store(ref.at[pl.ds(first, size), :], value.astype(ref.dtype), mask=mask)
 
 
-def store(ref: Any, row: Any, first: Any, size: int, head: Any, value: Any) -> None:
-    """Writes a tile of [B, T, H, K] within the array's bounds, in the array's dtype."""
-    mask = _inside(first, size, ref.shape[1], ref.shape[3])
-    pltriton.store(_at(ref, row, first, size, head), value.astype(ref.dtype), mask=mask)
-
-
-def load_vector(ref: Any, *index: Any, first: Any, size: int, other: Any) -> Any:
-    """A piece [size] of an array's last axis; `other` past its end."""
+def load_vector(ref: Any, first: Any, size: int, other: Any, *index: Any) -> Any:
+    """A piece [size] of a vector, or of one vector of several; `other` past its end."""
     mask = first + jnp.arange(size, dtype=jnp.int32) < ref.shape[-1]
     return pltriton.load(ref.at[(*index, pl.ds(first, size))], mask=mask, other=other)
 
 
-def store_vector(ref: Any, *index: Any, first: Any, value: Any) -> None:
-    """Writes a piece of an array's last axis within its bounds."""
+def store_vector(ref: Any, first: Any, value: Any) -> None:
+    """Writes a piece of a vector within its bounds."""
     size = value.shape[0]
     mask = first + jnp.arange(size, dtype=jnp.int32) < ref.shape[-1]
-    pltriton.store(ref.at[(*index, pl.ds(first, size))], value, mask=mask)
+    pltriton.store(ref.at[pl.ds(first, size)], value, mask=mask)
 
 
 def dot(a: Any, b: Any, *, transposed: bool = False) -> Any:
@@ -145,12 +167,12 @@ class Row(NamedTuple):
     def q_segments(self, first: Any, size: int) -> Any:
         """Segment ids of a tile of queries [size]; None without."""
         ids = self.sees.q_segment_ids
-        return None if ids is None else load_vector(ids, self.batch, first=first, size=size, other=0)
+        return None if ids is None else load_vector(ids, first, size, 0, self.batch)
 
     def kv_segments(self, first: Any, size: int) -> Any:
         """Segment ids of a tile of keys [size]; None without."""
         ids = self.sees.kv_segment_ids
-        return None if ids is None else load_vector(ids, self.batch, first=first, size=size, other=0)
+        return None if ids is None else load_vector(ids, first, size, 0, self.batch)
 
     def mask(self, t: Any, s: Any, tiles: Tiles, q_segment: Any, kv_segment: Any, *, keys_first: bool = False) -> Any:
         """Boolean [queries, keys] of the tile from query t and key s, or transposed; None if all is seen."""
