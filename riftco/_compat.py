@@ -6,6 +6,7 @@ built for it; anywhere else an old jax is refused with the remedy.
 
 import contextlib
 import importlib.util
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any
@@ -150,3 +151,43 @@ def mosaic_gpu() -> Any:
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     return plgpu
+
+
+# cuDNN's attention. The public `jax.nn.dot_product_attention` hands its logsumexp out in the output's dtype, asks this
+# process for a cuDNN while tracing, and has a backward only as jax's own derivative rule; these are what lies below it.
+
+
+def cudnn_attention(q: Any, k: Any, v: Any, *, scale: float, causal: bool, window: int | None) -> tuple[Any, Any]:
+    """The output [B, T, H, K] and natural logsumexp [B, H, T] float32 of cuDNN's fused attention."""
+    cudnn, absent, options = _cudnn(q, scale, causal, window)
+    bind = cudnn._dot_product_attention_fwd_p_wrapper.bind
+    out, lse = bind(q, k, v, *absent, is_training=True, **options)
+    return out, lse
+
+
+def cudnn_attention_backward(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, *, scale: float, causal: bool, window: int | None
+) -> tuple[Any, Any, Any]:
+    """The cotangents of q, k and v by cuDNN's fused attention."""
+    cudnn, absent, options = _cudnn(q, scale, causal, window)
+    bind = cudnn._dot_product_attention_bwd_p_wrapper.bind
+    dq, dk, dv = bind(q, k, v, *absent, lse, out, dout, **options)
+    return dq, dk, dv
+
+
+def _cudnn(q: Any, scale: float, causal: bool, window: int | None) -> tuple[Any, list[Any], dict[str, Any]]:
+    """Jax's module, the operands that are not used (bias, lengths, offsets, page tables), and the static options."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    options = {
+        "scale": scale,
+        "seed": 42,
+        "dropout_rate": 0.0,
+        "variadic_args": (False, False),
+        "mask_type": cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK,
+        "layout": cudnn.AttentionLayout.BTNH.value,
+        "sliding_window_length": window,
+    }
+    if "score_mod" in inspect.signature(cudnn._dot_product_attention_fwd_rule).parameters:
+        options["score_mod"] = None
+    return cudnn, [jnp.zeros((0,), q.dtype)] * 7, options
