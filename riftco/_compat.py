@@ -153,6 +153,13 @@ def mosaic_gpu() -> Any:
     return plgpu
 
 
+def cuda_runtime() -> int | None:
+    """The version of CUDA's runtime, such as 12090 for 12.9; None without a CUDA plugin."""
+    from jax._src.lib import cuda_versions
+
+    return None if cuda_versions is None else cuda_versions.cuda_runtime_get_version()
+
+
 # cuDNN's attention. The public `jax.nn.dot_product_attention` hands its logsumexp out in the output's dtype, asks this
 # process for a cuDNN while tracing, and has a backward only as jax's own derivative rule; these are what lies below it.
 

@@ -148,7 +148,9 @@ def refusal(op: str, implementation: str, device: Target, interpret: Any, *call:
             f"{op}[{implementation}]: it needs a {wanted} device and this call is for {device.platform}; "
             "interpret=True runs it by its interpreter."
         )
-    reason = module.unsupported(*call)
+    unfit = getattr(module, "unfit", None)  # where not every device of the platform will do
+    reason = None if interpret or unfit is None else unfit(device.kind)
+    reason = reason or module.unsupported(*call)
     return None if reason is None else f"{op}[{implementation}]: {reason}"
 
 

@@ -9,6 +9,9 @@ Probabilities and score cotangents go through shared memory to the matrix unit. 
 that trip, but the interpreter cannot run it, and here what is checked is what is compiled. Numbers of queries or keys
 that are no multiple of 8 cost a padded copy of the arrays: TMA refuses them in the order that wgmma reads.
 
+Nothing here has run on hardware. ptxas of CUDA 12.8.0 to 12.9.0 is known to miscompile the causal mask of a kernel like
+these, for which jax refuses to run its own with them; here a warning is given.
+
 The interpreter runs each warpgroup of a block in a thread of jax's CPU client and waits in it. It needs more of them
 than there are warpgroups (3): on a machine with fewer cores set NPROC=8 before jax starts, or it may wait for ever.
 
@@ -16,12 +19,12 @@ Source: Dao 2023, arXiv:2307.08691, algorithms 1 and 2; Shah et al. 2024, arXiv:
 """
 
 import re
+import warnings
 from typing import Any
 
 import jax.numpy as jnp
 
 from riftco import _compat
-from riftco.pallas import dispatch
 from riftco.pallas.core.visibility import Visibility
 
 WIDTHS = (64, 128)
@@ -33,9 +36,6 @@ def unsupported(q: Any, k: Any, v: Any, sees: Visibility, cap: float | None) -> 
     """Why the kernels cannot run a call, as half a sentence; None if they can. Only shapes and dtypes matter."""
     if not _compat.HAS_MOSAIC_GPU:
         return "it needs jax 0.11 or newer"
-    device = dispatch.current_target(q, k, v)
-    if device.platform == "cuda" and device.kind and not HOPPER.search(device.kind):
-        return f"it needs a Hopper chip, such as an H100 or H200; this call is for {device.kind}"
     if q.dtype not in (jnp.bfloat16, jnp.float16) or not q.dtype == k.dtype == v.dtype:
         return f"it takes bfloat16 or float16, of which Hopper's matrix unit is made; got {q.dtype}"
     if q.shape[3] not in WIDTHS or v.shape[3] != q.shape[3]:
@@ -45,6 +45,13 @@ def unsupported(q: Any, k: Any, v: Any, sees: Visibility, cap: float | None) -> 
     if q.shape[0] > LARGEST_BATCH:
         return f"it takes at most {LARGEST_BATCH} rows in the batch; got {q.shape[0]}"
     return None
+
+
+def unfit(kind: str) -> str | None:
+    """Why a CUDA device of a kind, as the runtime names it, cannot run the kernels; None if it can or is not known."""
+    if not kind or HOPPER.search(kind):
+        return None
+    return f"it needs a Hopper chip, such as an H100 or H200; this call is for {kind}"
 
 
 def forward(
@@ -67,6 +74,8 @@ def forward(
     """
     from riftco.pallas.flash import mosaic_gpu_forward  # jax before 0.11 could not load it
 
+    if not interpret:
+        _warn_of_toolkit()
     return mosaic_gpu_forward.forward(q, k, v, sees, scale=scale, cap=cap, interpret=interpret)
 
 
@@ -102,4 +111,16 @@ def backward(
     """
     from riftco.pallas.flash import mosaic_gpu_backward  # jax before 0.11 could not load it
 
+    if not interpret:
+        _warn_of_toolkit()
     return mosaic_gpu_backward.backward(q, k, v, out, lse, dout, sees, scale=scale, cap=cap, interpret=interpret)
+
+
+def _warn_of_toolkit() -> None:
+    version = _compat.cuda_runtime()
+    if version is not None and 12080 <= version <= 12090:
+        warnings.warn(
+            "attention[pallas_mosaic_gpu]: ptxas of CUDA 12.8.0 to 12.9.0 can miscompile masks, and this is CUDA "
+            f"{version // 1000}.{version % 1000 // 10}; take 12.9.1 or newer, or check the results.",
+            stacklevel=3,
+        )
