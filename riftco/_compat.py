@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 from jax import core, lax
 
@@ -31,6 +32,9 @@ def _refuse_old_jax() -> None:
 
 
 _refuse_old_jax()
+
+enable_x64: Any = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64  # type: ignore[attr-defined]
+"""A context manager that turns 64-bit types on or off."""
 
 _typeof: Any = getattr(jax, "typeof", None) or getattr(core, "get_aval", None)
 
@@ -54,7 +58,14 @@ def mark_varying(x: Any, axes: frozenset[str]) -> Any:
 
 def belongs_to_same_trace(x: Any, y: Any) -> bool:
     """Whether jax made both while tracing one function: a constant from outside a loop is no peer of its slices."""
-    return getattr(x, "_trace", None) is getattr(y, "_trace", None)
+    return _trace(x) is _trace(y)
+
+
+def _trace(x: Any) -> Any:
+    trace = getattr(x, "_trace", None)
+    # Before 0.4.36 a trace object is made anew for each look at one trace, and `main` is what stays.
+    main = getattr(trace, "main", None)
+    return trace if main is None else main
 
 
 def automatic_mesh(devices: Any, axes: tuple[str, ...]) -> jax.sharding.Mesh:
@@ -113,6 +124,24 @@ def scan(body: Callable[..., Any], init: Any, xs: Any, length: int | None, rever
                 break
             leaves = raised
     return lax.scan(body, jax.tree_util.tree_unflatten(tree, leaves), xs, length=length, reverse=reverse, unroll=unroll)
+
+
+def _teach_the_barrier() -> None:
+    """Give `lax.optimization_barrier` the rules under vmap and jvp that jax has for it from 0.5 on, and a transpose."""
+    from jax._src.lax.lax import optimization_barrier_p
+    from jax.interpreters import ad, batching
+
+    def jvp(primals: Any, tangents: Any) -> Any:
+        tangents = tuple(map(ad.instantiate_zeros, tangents))
+        return optimization_barrier_p.bind(*primals), optimization_barrier_p.bind(*tangents)
+
+    batching.primitive_batchers[optimization_barrier_p] = lambda args, dims: (optimization_barrier_p.bind(*args), dims)
+    ad.primitive_jvps[optimization_barrier_p] = jvp
+    ad.primitive_transposes[optimization_barrier_p] = lambda cts, *_: tuple(map(ad.instantiate_zeros, cts))
+
+
+if JAX_VERSION < (0, 5):
+    _teach_the_barrier()
 
 
 def is_concrete(x: Any) -> bool:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from riftco import layers, models, ops, oracle
+from riftco import _compat, layers, models, ops, oracle
 from riftco.autodiff import check_grads, checkpoint, scan, vjp
 from riftco.errors import ConfigError
 from riftco.models.config import DecoderConfig
@@ -188,7 +188,7 @@ def _module_rows(name: str) -> list[CheckResult]:
 def _check_module(name: str, f: Callable[[PyTree], Any], tensors: PyTree) -> list[CheckResult]:
     """Differences tensor by tensor, one second-order direction, and the gradient in bfloat16 against float64."""
     rng = np.random.default_rng(13)
-    with jax.enable_x64(True):
+    with _compat.enable_x64(True):
         start = jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float64), tensors)
         value = jax.jit(f)
         out = value(start)

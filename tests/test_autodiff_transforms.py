@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import riftco
-from riftco import ops
+from riftco import _compat, ops
 from riftco.autodiff import to_jax
 
 
@@ -171,7 +170,7 @@ DEVICES = 4
 
 @pytest.fixture
 def mesh():
-    return Mesh(np.array(jax.devices()[:DEVICES]), ("data",), axis_types=(AxisType.Auto,))
+    return _compat.automatic_mesh(np.array(jax.devices()[:DEVICES]), ("data",))
 
 
 def recurrent(p, x):
@@ -196,6 +195,7 @@ def recurrent_twin(p, x):
     return (ys * ys).sum() + 2.0 * (c * c).sum() + (p["b"] * 2.0).sum()
 
 
+@pytest.mark.shard_map
 @pytest.mark.parametrize(
     ("check_vma", "order"), [(True, 1), (False, 1), (True, 2), pytest.param(False, 2, marks=pytest.mark.slow)]
 )
@@ -223,6 +223,7 @@ def test_gradients_inside_shard_map_are_the_devices_own(rng, mesh, check_vma, or
     close(summed, jax.tree.map(lambda *gs: sum(gs), *(part[0] for part in parts)), 1e-4)
 
 
+@pytest.mark.shard_map
 def test_a_vjp_crosses_shard_map(rng, mesh):
     p = {"w": normal(rng, 4, 4), "b": normal(rng, 3)}
     x = normal(rng, 5, 2 * DEVICES, 4)

@@ -27,6 +27,7 @@ def test_the_oracle_brings_no_jax_with_it():
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+@pytest.mark.shard_map
 def test_a_mesh_is_made_where_jax_has_no_axis_types(monkeypatch):
     devices = np.array(jax.devices()[:2])
     assert parse_mesh("data=2").axis_types == (jax.sharding.AxisType.Auto,) * 2

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from riftco import gradcheck, models
+from riftco import _compat, gradcheck, models
 from riftco.autodiff import control, recompute, tape, value_and_grad
 from riftco.errors import ConfigError
 from riftco.ops import attend, linalg
@@ -85,7 +85,7 @@ def test_a_planted_error_fails_it(op, name, monkeypatch):
 def test_every_tensor_of_the_loss_has_a_gradient():
     """None is zero but the key bias, whose effect the softmax cancels."""
     config = gradcheck.GPT
-    with jax.enable_x64(True):
+    with _compat.enable_x64(True):
         params = jax.tree_util.tree_map(jnp.asarray, gradcheck._parameters(config))
         _, gradient = jax.jit(value_and_grad(lambda params: gradcheck._loss(config, params)))(params)
         sizes = {name: float(jnp.max(jnp.abs(leaf))) for name, leaf in named_leaves(gradient)}

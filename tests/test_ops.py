@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import riftco
-from riftco import errors, ops
+from riftco import _compat, errors, ops
 from riftco.autodiff import Op, vjp
 from riftco.ops import blockwise
 from riftco.ops import check as checking
@@ -109,7 +109,7 @@ def test_equals_jax_and_transforms(name):
     spec = REGISTRY[name]
     sample = spec.samples[0]
     moving = Moving(spec, spec.draw(sample))
-    with jax.enable_x64(True):
+    with _compat.enable_x64(True):
         values = [jnp.asarray(x) for x in moving.values(np.float64)]
         pair = [jnp.stack([x, x * 1.25]) for x in values]
         cotangent = jax.tree_util.tree_map(
@@ -330,7 +330,7 @@ def test_the_loops_of_the_blockwise_rule(options, monkeypatch):
     q, k, v = (np.asarray(x, np.float64) for x in _qkv(7, 9))
     options = {name: np.asarray(x, np.int32) if isinstance(x, np.ndarray) else x for name, x in options.items()}
     sample = checking.Sample("loops", lambda _: checking.Call((q, k, v), {"implementation": "blockwise", **options}))
-    with jax.enable_x64(True):
+    with _compat.enable_x64(True):
         moving = Moving(spec, spec.draw(sample))
         out, cotangent, cts = checking.expected(spec, moving, [q, k, v])
         ours, our_cts = jax.jit(functools.partial(value_and_cotangents, moving))([q, k, v], cotangent)

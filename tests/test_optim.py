@@ -392,6 +392,7 @@ def test_vmap_commits_each_member_by_itself(rng):
         np.testing.assert_allclose(stats.grad_norm[i], one.grad_norm, rtol=1e-6)
 
 
+@pytest.mark.shard_map
 @pytest.mark.parametrize("check_vma, varying", [(True, True), (True, False), (False, False)])
 def test_shard_map(rng, check_vma, varying):
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
@@ -565,6 +566,7 @@ def test_accumulation_is_exact_for_answers_of_1_and_99_tokens(rng):
     assert not np.allclose(mean_of_means, out.gradients["u"], atol=1e-3), "the case does not tell the two apart"
 
 
+@pytest.mark.shard_map
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_accumulation_over_devices(rng, check_vma):
     params, batch = answers(rng, [1, 99, 3, 50])

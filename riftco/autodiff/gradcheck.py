@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_leaves
 
+from riftco import _compat
 from riftco.autodiff.api import floating_part, vjp
 from riftco.autodiff.box import is_floating
 from riftco.errors import ConfigError, GradError
@@ -57,7 +57,7 @@ def check_grads(
     """
     if order < 1 or directions < 1:
         raise ConfigError(f"check_grads: order and directions must be at least 1; got {order} and {directions}.")
-    with jax.enable_x64(True):
+    with _compat.enable_x64(True):
         moving, rebuild = floating_part(args)
         start = [jnp.asarray(np.asarray(leaf), jnp.float64) for leaf in moving]
 

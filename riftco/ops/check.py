@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from riftco import _compat
 from riftco.autodiff import vjp
 from riftco.autodiff.box import is_floating
 from riftco.ops.spec.kinds import BadInput, Call, OpSpec, Sample
@@ -170,7 +171,7 @@ class Trial:
 
     def twin_error(self, dtype: str) -> float:
         """The largest error of the value and of every cotangent against the twin; inf for a wrong dtype or shape."""
-        with jax.enable_x64(dtype == "float64"):
+        with _compat.enable_x64(dtype == "float64"):
             values = self.moving.values(jnp.dtype(dtype))
             out, cotangent, cts = expected(self.spec, self.moving, values)
             ours, our_cts = self.run(values, self.moving.held(), cotangent)
@@ -183,7 +184,7 @@ class Trial:
         """The error of the derivatives of that order against centred differences in float64."""
         rng = np.random.default_rng(self.spec.seed)
         call, held = self.moving.call, self.moving.held()
-        with jax.enable_x64(True):
+        with _compat.enable_x64(True):
             values = self.moving.values(np.float64)
             weights = cotangent_like(self.spec.forward(*call.args, **call.kwargs))
             if order == 1:
