@@ -5,6 +5,7 @@ its driver makes. A plugin whose chip is not there is never started, so a plain 
 """
 
 import glob
+import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -15,6 +16,13 @@ from riftco.errors import BackendError, ConfigError
 
 DEVICES = ("auto", "cpu", "cuda", "tpu", "metal")
 _PREFERENCE = ("tpu", "cuda", "metal")
+_DEVICE_OF = {"gpu": "cuda", "mps": "metal"}  # jax's other names
+# Plugins for Apple's GPUs, in the order they are taken: module, jax's name of the platform, distribution.
+METAL_PLUGINS = (
+    ("jax_plugins.mps", "mps", "jax-mps"),
+    ("jax_plugins.metal", "metal", "metaljax"),
+    ("jax_plugins.metal_plugin", "METAL", "jax-metal"),
+)
 _GOOGLE = "0x1ae0"  # the PCI vendor of TPUs; other accelerators of that vendor have no libtpu beside them
 
 
@@ -36,9 +44,20 @@ def missing(device: str) -> str | None:
         return None if _has_nvidia() else "a CUDA plugin is installed, but this machine shows no NVIDIA driver"
     if sys.platform != "darwin" or platform.machine() != "arm64":
         return f"Metal needs macOS on Apple silicon; this is {sys.platform} on {platform.machine()}"
-    return (
-        None if _installed("jax_plugins.metal_plugin") else "jax-metal is not installed (pip install 'riftco[metal]')"
-    )
+    if metal_plugin() is not None:
+        return None
+    if _installed("jax_plugins.metal_plugin"):
+        return f"jax-metal works with jax 0.4.34 alone and this is jax {_version('jax')} (pip install 'riftco[metal]')"
+    return "no Metal plugin is installed (pip install 'riftco[metal]', or jax-mps or metaljax beside a newer jax)"
+
+
+def metal_plugin() -> tuple[str, str] | None:
+    """(distribution, jax's name of its platform) of the Metal plugin that this jax can use; None without one."""
+    old = _version("jax") in ("0.4.34", "0.4.35")
+    for module, platform_name, distribution in METAL_PLUGINS:
+        if _installed(module) and (distribution == "jax-metal") == old:
+            return distribution, platform_name
+    return None
 
 
 def choose(device: str = "auto") -> str:
@@ -53,7 +72,7 @@ def choose(device: str = "auto") -> str:
         raise ConfigError(f"device: the name must be one of {', '.join(DEVICES)}; got {device!r}")
     if device == "auto":
         asked = os.environ.get("JAX_PLATFORMS", "").split(",")[0].strip().lower()
-        asked = "cuda" if asked == "gpu" else asked
+        asked = _DEVICE_OF.get(asked, asked)
         if asked in DEVICES[1:]:
             return asked
         return next((name for name in _PREFERENCE if missing(name) is None), "cpu")
@@ -77,7 +96,7 @@ def select(device: str = "auto") -> str:
     """
     chosen = choose(device)
     # The CPU stays available beside an accelerator, for what is prepared on the host.
-    platforms = "cpu" if chosen == "cpu" else f"{'METAL' if chosen == 'metal' else chosen},cpu"
+    platforms = "cpu" if chosen == "cpu" else f"{_platform(chosen)},cpu"
     kept = os.environ.get("JAX_PLATFORMS") if device == "auto" else None
     os.environ["JAX_PLATFORMS"] = kept or platforms
     import jax
@@ -88,12 +107,25 @@ def select(device: str = "auto") -> str:
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise BackendError(f"device: {chosen} did not start: {reason}; use --device cpu to go on without it") from error
-    running = {"gpu": "cuda"}.get(running.lower(), running.lower())
+    running = _DEVICE_OF.get(running.lower(), running.lower())
     if running != chosen:
         raise BackendError(
             f"device: {chosen} was asked for; jax already runs on {running} in this process; start a new process"
         )
     return chosen
+
+
+def _platform(device: str) -> str:
+    """The name that jax has for a device."""
+    plugin = metal_plugin() if device == "metal" else None
+    return device if plugin is None else plugin[1]
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "of no known version"
 
 
 def _installed(module: str) -> bool:

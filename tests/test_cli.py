@@ -283,6 +283,29 @@ def test_a_plugin_without_its_chip_is_not_started(monkeypatch: pytest.MonkeyPatc
     assert "Apple silicon" in str(backend.missing("metal"))
 
 
+@pytest.mark.tiny
+def test_the_metal_plugin_fits_the_jax_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: set[str] = set()
+    jax_version = {"jax": "0.11.2"}
+    monkeypatch.setattr(backend, "_installed", lambda name: name in installed)
+    monkeypatch.setattr(backend, "_version", jax_version.__getitem__)
+    monkeypatch.setattr(backend.sys, "platform", "darwin")
+    monkeypatch.setattr(backend.platform, "machine", lambda: "arm64")
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    assert "no Metal plugin" in str(backend.missing("metal")) and backend.choose() == "cpu"
+    installed.add("jax_plugins.metal_plugin")
+    assert "jax-metal works with jax 0.4.34 alone and this is jax 0.11.2" in str(backend.missing("metal"))
+    jax_version["jax"] = "0.4.34"
+    assert backend.missing("metal") is None and backend.metal_plugin() == ("jax-metal", "METAL")
+    jax_version["jax"] = "0.11.2"
+    installed.add("jax_plugins.metal")
+    assert backend.metal_plugin() == ("metaljax", "metal") and backend.choose() == "metal"
+    installed.add("jax_plugins.mps")
+    assert backend.metal_plugin() == ("jax-mps", "mps") and backend._platform("metal") == "mps"
+    monkeypatch.setenv("JAX_PLATFORMS", "mps,cpu")
+    assert backend.choose() == "metal"
+
+
 def test_a_missing_device_is_refused(place: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
     monkeypatch.setattr(backend, "_installed", lambda name: False)
     refused(capsys, 1, "generate", place / "run", "--device", "tpu", says=("tpu was asked for", "riftco[tpu]"))

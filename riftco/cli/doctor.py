@@ -10,6 +10,7 @@ from typing import Any
 
 from riftco.cli.console import Console
 from riftco.cli.model_options import DeviceOptions
+from riftco.cli.options import flag
 from riftco.cli.verbs import Action
 from riftco.errors import RiftcoError
 
@@ -26,6 +27,7 @@ _EXTRAS = {
     "cuda12": ("jax_cuda12_plugin", "training and generating on NVIDIA GPUs, CUDA 12"),
     "cuda13": ("jax_cuda13_plugin", "training and generating on NVIDIA GPUs, CUDA 13"),
     "metal": ("jax_plugins.metal_plugin", "the single-device core on Apple silicon"),
+    "aot": ("libtpu jax_cuda12_plugin", "compiling for chips that are not here"),
     "docs": ("mkdocs", "building the documentation site"),
 }
 
@@ -33,6 +35,8 @@ _EXTRAS = {
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoctorOptions(DeviceOptions):
     """Options of `doctor`."""
+
+    kernels: bool = flag(False, "say which kernels there are, and which one each op takes on the device, and why")
 
 
 def run(options: DoctorOptions, console: Console) -> dict[str, Any]:
@@ -62,6 +66,8 @@ def run(options: DoctorOptions, console: Console) -> dict[str, Any]:
     for name, problem in checks.items():
         console.say(f"  {name:<40}{'yes' if problem is None else f'NO: {problem}'}")
 
+    kernels = _kernels(console) if options.kernels else None
+
     console.say("\nextras")
     extras = {name: all(_there(module) for module in modules.split()) for name, (modules, _) in _EXTRAS.items()}
     for name, present in extras.items():
@@ -75,8 +81,21 @@ def run(options: DoctorOptions, console: Console) -> dict[str, Any]:
         "missing_devices": reasons,
         "checks": {name: problem or "yes" for name, problem in checks.items()},
         "extras": extras,
+        **({} if kernels is None else {"kernels": kernels}),
         "exit_status": 1 if broken else 0,
     }
+
+
+def _kernels(console: Console) -> list[dict[str, str]]:
+    """What `implementation=None` takes on the device, and why."""
+    from riftco.pallas import current_target, explain
+
+    device = current_target()
+    console.say(f"\nkernels (on {device.platform} {device.kind})".rstrip())
+    rows = explain(device)
+    for op, implementation, reason in rows:
+        console.say(f"  {op:<18}{implementation:<19}{reason}")
+    return [{"op": op, "implementation": name, "reason": reason} for op, name, reason in rows]
 
 
 def _train_step() -> None:

@@ -33,6 +33,7 @@ KERNELS = {
     ("nf4_linear", "pallas_tpu"): "riftco.pallas.nf4.tpu",
     ("nf4_linear", "pallas_triton"): "riftco.pallas.nf4.triton",
 }
+NO_INTERPRETER = ("cudnn",)
 PLATFORM = {"pallas_tpu": "tpu", "pallas_triton": "cuda", "pallas_mosaic_gpu": "cuda", "cudnn": "cuda"}
 
 # What None tries, in this order, before the XLA rules. Mosaic GPU and cuDNN are there for who names them: neither has
@@ -41,6 +42,14 @@ PREFERENCES = {"tpu": ("pallas_tpu",), "cuda": ("pallas_triton",)}
 
 
 _ALIASES: dict[str, str] = {"gpu": "cuda", "mps": "metal"}
+
+
+# What None ends at where no kernel is preferred, in words.
+XLA_RULES = {
+    "attention": "blockwise from 32 queries up, plain below",
+    "paged_attention": "the pages gathered, then attention's own choice",
+    "nf4_linear": "dequantised, then one product",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,11 +152,11 @@ def refusal(op: str, implementation: str, device: Target, interpret: Any, *call:
     except UnsupportedError as error:
         return str(error)
     wanted = PLATFORM[implementation]
-    if not interpret and device.platform != wanted:
-        return (
-            f"{op}[{implementation}]: it needs a {wanted} device and this call is for {device.platform}; "
-            "interpret=True runs it by its interpreter."
-        )
+    remedy = (
+        "nothing interprets it" if implementation in NO_INTERPRETER else "interpret=True runs it by its interpreter"
+    )
+    if device.platform != wanted and (not interpret or implementation in NO_INTERPRETER):
+        return f"{op}[{implementation}]: it needs a {wanted} device and this call is for {device.platform}; {remedy}."
     unfit = getattr(module, "unfit", None)  # where not every device of the platform will do
     reason = None if interpret or unfit is None else unfit(device.kind)
     reason = reason or module.unsupported(*call)
@@ -188,21 +197,26 @@ def choose(op: str, implementation: str | None, fallback: str, interpret: Any, a
 
 
 def explain(device: Target | None = None) -> list[tuple[str, str, str]]:
-    """For each op and kernel: (op, implementation, what None makes of it on the device), for `riftco doctor`."""
+    """For each op, its XLA rules and its kernels: (op, implementation, what None makes of it on the device)."""
     device = device or current_target()
+    preferred = PREFERENCES.get(device.platform, ())
     rows = []
-    for op, name in KERNELS:
-        try:
-            kernel(op, name)
-        except UnsupportedError as error:
-            rows.append((op, name, str(error).split(": ", 1)[1]))
-            continue
-        if PLATFORM[name] != device.platform:
-            rows.append((op, name, f"needs a {PLATFORM[name]} device; this is {device.platform}"))
-        elif name in PREFERENCES.get(device.platform, ()):
-            rows.append((op, name, "taken where it supports the call"))
-        else:
-            rows.append((op, name, "there; run where it is named"))
+    for op, rule in XLA_RULES.items():
+        when = "where no kernel supports the call" if preferred else f"on {device.platform}"
+        rows.append((op, "XLA", f"taken {when}: {rule}"))
+        for name in (name for of, name in KERNELS if of == op):
+            try:
+                kernel(op, name)
+            except UnsupportedError as error:
+                rows.append((op, name, str(error).split(": ", 1)[1]))
+                continue
+            if PLATFORM[name] != device.platform:
+                remedy = "" if name in NO_INTERPRETER else "; interpret=True runs it on any"
+                rows.append((op, name, f"needs a {PLATFORM[name]} device{remedy}"))
+            elif name in preferred:
+                rows.append((op, name, "taken where it supports the call"))
+            else:
+                rows.append((op, name, "run where it is named"))
     return rows
 
 
