@@ -165,7 +165,7 @@ class Tiling:
         return min(tiles, (reached * repeats - 2) // tile + 2)
 
     def cost(self, batch: int, groups: int, width: int, products: int, arrays: Any) -> Any:
-        """What XLA is told of a kernel with `products` matrix products a tile; what traced options hide counts as seen."""
+        """What XLA is told of a kernel with `products` matrix products a tile; what is hidden while running counts."""
         if self.offset is None:
             tiles = self.row_tiles * self.key_steps
         else:
