@@ -5,9 +5,10 @@ whole group, and loops over the blocks of pages that it sees: from the window's 
 it computes its last block, the first block of the next tile that has any is on its way. Only pages that hold a seen
 key are copied, and only their entries of the table are looked at.
 
-The pages are read where they lie, row-major. XLA keeps an array of its own choice of layout that way if K is a multiple
-of 128; pools of other widths it copies whole before each call, unless the caller gives them a row-major layout
-(`jax.experimental.layout`).
+The pages are read where they lie, row-major. That is also the layout that XLA gives an argument if K is a multiple of
+128. It may keep pools of other widths in another, and then copies them whole for each program that calls this kernel,
+unless they come in a row-major layout (`jax.experimental.layout`). Inside a loop, tokens written to the pool by a
+scatter over its flat rows [G P N, K] leave it row-major.
 
 Source: Kwon et al. 2023, arXiv:2309.06180; Dao 2023, arXiv:2307.08691, algorithm 1.
 """
