@@ -120,7 +120,8 @@ def test_relative_links_lead_somewhere():
 
 @pytest.mark.tiny
 def test_planned_lanes_say_that_they_were_not_run(tmp_path):
-    run = subprocess.run(["bash", ROOT / ".ci" / "run", "aot", "browser"], capture_output=True, text=True, cwd=tmp_path)
+    lanes = ("real_model", "browser")
+    run = subprocess.run(["bash", ROOT / ".ci" / "run", *lanes], capture_output=True, text=True, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
-    for lane in ("aot", "browser"):
+    for lane in lanes:
         assert re.search(rf"^{lane} +NOT RUN .*\(not part of the project yet\)$", run.stdout, re.MULTILINE)
