@@ -227,3 +227,10 @@ def _cudnn(q: Any, scale: float, causal: bool, window: int | None) -> tuple[Any,
     if "score_mod" in inspect.signature(cudnn._dot_product_attention_fwd_rule).parameters:
         options["score_mod"] = None
     return cudnn, [jnp.zeros((0,), q.dtype)] * 7, options
+
+
+def gpu_target_config() -> str | None:
+    """XLA's description of this process's GPU, a GpuTargetConfigProto as text; None where the runtime gives none."""
+    from jax._src.lib import xla_client
+
+    return getattr(xla_client.get_topology_for_devices(jax.devices()), "target_config", None)

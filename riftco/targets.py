@@ -153,6 +153,11 @@ def nvidia_from_file(path: Path | str) -> Chips:
     return Chips(Path(path).stem, "cuda", _nvidia(Path(path).read_text()))
 
 
+def describe_attached() -> str | None:
+    """The GPU of this process as the text that `nvidia_from_file` reads; None where the runtime has no such text."""
+    return _compat.gpu_target_config()
+
+
 def _tpu(name: str) -> tuple[Any, ...]:
     _require("libtpu", "TPU")
     # libtpu otherwise looks for a TPU VM's metadata server, and for a lock that only one process may hold.
