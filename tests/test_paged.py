@@ -241,11 +241,13 @@ def test_outputs_that_begin_as_nan_are_all_written(rng, implementation):
 
 
 def test_splits_add_up_to_one(rng):
-    """More splits than a short row has blocks, and with and without jit around the sum of the parts."""
+    """Several blocks in one split, more splits than a short row has blocks, with and without jit around the sum."""
     q, k, v, table = draw(rng, time=2, entries=25)
     rows = np.array([200, 65, 0], np.int32), np.array([2, 1, 2], np.int32), table
     forward = functools.partial(triton.forward, window=None, cap=None, scale=0.2, interpret=True)
     whole = forward(q, k, v, *rows, splits=1)
+    expected = oracle.paged_attention(q, k, v, rows[0], table, query_lengths=rows[1], scale=0.2)
+    np.testing.assert_allclose(whole, expected, atol=2e-5)
     np.testing.assert_allclose(jax.jit(functools.partial(forward, splits=7))(q, k, v, *rows), whole, atol=1e-6)
     narrow = [np.asarray(x).astype(jnp.bfloat16) for x in (q, k, v)]
     difference = np.asarray(forward(*narrow, *rows, splits=3), np.float32) - whole
