@@ -162,7 +162,7 @@ def test_any_lengths_with_the_tiles_of_the_chip(rng, t, s):
 @pytest.mark.tiny
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 1, 9, 40])
-@pytest.mark.parametrize("offset", [0, 13, -9])
+@pytest.mark.parametrize("offset", [0, 14, -9])
 def test_loops_visit_what_is_seen_and_leave_unmasked_only_what_is_whole(causal, window, offset):
     options = {"causal": causal, "window": window}
     tiles, queries, total = Tiles(8, 4, 4, 2), 30, 41
@@ -324,5 +324,9 @@ def test_what_cudnn_refuses():
         assert reason in cudnn.unsupported(*_kernel_shapes(**shapes), Visibility(**options), cap)
     assert cudnn.unsupported(*_kernel_shapes(), Visibility(window=4), None) is None
     q = jnp.ones((1, 8, 1, 8), jnp.bfloat16)
-    with pytest.raises(UnsupportedError, match="no interpreter"):
+    for interpret in (False, True):
+        with pytest.raises(UnsupportedError, match=r"attention\[cudnn\]"):
+            ops.attention(q, q, q, implementation="cudnn", interpret=interpret)
+    # Nor where there is a GPU.
+    with dispatch.target("cuda"), pytest.raises(UnsupportedError, match="no interpreter"):
         ops.attention(q, q, q, implementation="cudnn", interpret=True)
