@@ -87,7 +87,7 @@ def _dq(
 
         @pl.when(group == GROUPS)
         def _() -> None:
-            plgpu.set_max_registers(24, action="decrease")
+            plgpu.set_max_registers(tiles.LOADER_REGISTERS, action="decrease")
 
             def load(step: Any, slot: Any) -> None:
                 some = pl.ds((start + step) * STREAMED, STREAMED)
@@ -102,7 +102,7 @@ def _dq(
 
         @pl.when(group < GROUPS)
         def _() -> None:
-            plgpu.set_max_registers(240, action="increase")
+            plgpu.set_max_registers(tiles.REGISTERS, action="increase")
             first = block + group * ROWS
             rows = pl.ds(first, ROWS)
             q_tile, do_tile, ds_tile = (x.at[group] for x in (q_tiles, do_tiles, ds_tiles))
@@ -215,7 +215,7 @@ def _dk_dv(
 
         @pl.when(group == GROUPS)
         def _() -> None:
-            plgpu.set_max_registers(24, action="decrease")
+            plgpu.set_max_registers(tiles.LOADER_REGISTERS, action="decrease")
 
             def load(step: Any, slot: Any) -> None:
                 head = kv_head * members + lax.div(step, steps)
@@ -233,7 +233,7 @@ def _dk_dv(
 
         @pl.when(group < GROUPS)
         def _() -> None:
-            plgpu.set_max_registers(240, action="increase")
+            plgpu.set_max_registers(tiles.REGISTERS, action="increase")
             first = block + group * ROWS
             rows = pl.ds(first, ROWS)
             k_tile, v_tile, p_tile, ds_tile = (x.at[group] for x in (k_tiles, v_tiles, p_tiles, ds_tiles))

@@ -39,7 +39,7 @@ def forward(
 
         @pl.when(group == GROUPS)
         def _() -> None:
-            plgpu.set_max_registers(24, action="decrease")
+            plgpu.set_max_registers(tiles.LOADER_REGISTERS, action="decrease")
 
             def load(step: Any, slot: Any) -> None:
                 place = (batch, pl.ds((start + step) * keys, keys), kv_head)
@@ -53,7 +53,7 @@ def forward(
 
         @pl.when(group < GROUPS)
         def _() -> None:
-            plgpu.set_max_registers(240, action="increase")
+            plgpu.set_max_registers(tiles.REGISTERS, action="increase")
             first = block + group * ROWS
             rows = pl.ds(first, ROWS)
             q_tile, p_tile, lse_tile = (x.at[group] for x in (q_tiles, p_tiles, lse_tiles))

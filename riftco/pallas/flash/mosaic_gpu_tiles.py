@@ -20,6 +20,8 @@ plgpu = _compat.mosaic_gpu()
 
 ROWS = 64  # of a warpgroup's tile
 SLOTS = 2  # of the ring
+# Of a thread: three warpgroups start with a third of 504 each, and the one that loads leaves most of its share.
+REGISTERS, LOADER_REGISTERS = 232, 40
 SWIZZLED = 8  # rows of a piece of a swizzled tile: TMA takes no array with a broken one
 
 
