@@ -237,7 +237,7 @@ def run_checks(target, interpret):
 def run_times(target, deadline):
     results, kind = [], jax.devices()[0].device_kind
     peak = BYTES_PER_SECOND.get(kind)
-    print(f"\n{'case':<36}{'way':<20}{'us':>11}{'TFLOP/s':>10}{'TB/s':>8}{'of peak':>9}")
+    print(f"\n{'case':<38}{'way':<20}{'us':>11}{'TFLOP/s':>10}{'TB/s':>8}{'of peak':>9}")
     for group, way, step, arguments, work in cases(target):
         if time.monotonic() > deadline:
             results.append({"case": group, "way": way, "cut": "the budget was used up"})
@@ -249,14 +249,14 @@ def run_times(target, deadline):
             continue
         except Exception as failure:  # a compiler's or a driver's: a line of the table
             results.append({"case": group, "way": way, "failed": f"{type(failure).__name__}: {one_line(failure)}"})
-            print(f"{group:<36}{way:<20} failed: {results[-1]['failed'][:80]}", flush=True)
+            print(f"{group:<38}{way:<20} failed: {results[-1]['failed'][:80]}", flush=True)
             continue
         row = {"case": group, "way": way, "us": 1e6 * seconds}
         row |= {"tflops": work["flops"] / seconds / 1e12} if "flops" in work else {}
         row |= {"tbytes": work["bytes"] / seconds / 1e12} if "bytes" in work else {}
         of_peak = f"{1e12 * row['tbytes'] / peak:.0%}" if peak and "tbytes" in row else ""
         flops, rate = (f"{row[key]:.1f}" if key in row else "" for key in ("tflops", "tbytes"))
-        print(f"{group:<36}{way:<20}{row['us']:>11.1f}{flops:>10}{rate:>8}{of_peak:>9}", flush=True)
+        print(f"{group:<38}{way:<20}{row['us']:>11.1f}{flops:>10}{rate:>8}{of_peak:>9}", flush=True)
         results.append(row)
     cut = sum("cut" in row for row in results)
     if cut:
@@ -277,7 +277,7 @@ def compile_all(target, chips):
             # Deviceless compilation has no cuDNN to ask.
             failed += way != "cudnn"
             said = f"{type(failure).__name__}: {one_line(failure)[:120]}"
-        print(f"{group:<36}{way:<20} {said}", flush=True)
+        print(f"{group:<38}{way:<20} {said}", flush=True)
     return failed
 
 
