@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import riftco
-from riftco import errors, ops, oracle, targets
+from riftco import errors, ops, oracle
 from riftco.pallas import dispatch
 from riftco.pallas.paged import triton
 
@@ -28,6 +28,7 @@ RULES = ["plain", "blockwise"]
 
 kernels = pytest.mark.parametrize("implementation", KERNELS)
 every = pytest.mark.parametrize("implementation", [*RULES, *KERNELS])
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 ROWS, ENTRIES, SIZE, WIDTH = 3, 6, 8, 32
 SLOTS = ENTRIES * SIZE
@@ -97,10 +98,10 @@ def strayed(table, low, high, size):
 # (queries, groups, query heads of each, window, cap): every value with several of the others.
 SHAPES = [
     (1, 2, 1, None, 2.0),
-    pytest.param(1, 1, 3, 11, None, marks=pytest.mark.slow),
+    slow(1, 1, 3, 11, None),
     (5, 2, 4, 3, 1.5),
-    pytest.param(5, 1, 8, None, None, marks=pytest.mark.slow),
-    pytest.param(17, 1, 3, 20, None, marks=pytest.mark.slow),
+    slow(5, 1, 8, None, None),
+    slow(17, 1, 3, 20, None),
     (17, 2, 8, 9, 2.0),  # several tiles of queries
 ]
 
@@ -124,12 +125,7 @@ def test_a_kernel_is_the_twin(rng, implementation, time, groups, repeats, window
 @kernels
 @pytest.mark.parametrize(
     ("dtype", "size", "width"),
-    [
-        ("bfloat16", 16, 64),
-        ("float32", 5, 80),
-        pytest.param("float16", 24, 80, marks=pytest.mark.slow),
-        pytest.param("float32", 256, 32, marks=pytest.mark.slow),
-    ],
+    [("bfloat16", 16, 64), ("float32", 5, 80), slow("float16", 24, 80), slow("float32", 256, 32)],
 )
 def test_dtypes_page_sizes_and_head_widths(rng, implementation, dtype, size, width):
     q, k, v, table = draw(rng, time=2, entries=3, size=size, width=width, dtype=jnp.dtype(dtype))
@@ -189,7 +185,7 @@ def test_unused_slots_and_pages_never_reach_the_output(rng, implementation, wind
 
 
 @kernels
-@pytest.mark.parametrize("window", [pytest.param(7, marks=pytest.mark.slow), 65])
+@pytest.mark.parametrize("window", [slow(7), 65])
 def test_the_first_visited_block_is_not_the_first(rng, implementation, window):
     """Windows that begin in a later block, are no multiple of one, and hide slots of blocks that are read."""
     entries, lengths = 40, np.array([300, 129, 60], np.int32)
@@ -217,7 +213,7 @@ def test_a_window_holds_its_number_of_keys(rng, implementation):
 
 
 @kernels
-@pytest.mark.parametrize("entries", [pytest.param(1, marks=pytest.mark.slow), 7])
+@pytest.mark.parametrize("entries", [slow(1), 7])
 def test_table_widths_that_no_block_or_split_divides(rng, implementation, entries):
     q, k, v, table = draw(rng, entries=entries)
     lengths = np.array([entries * SIZE, entries * SIZE - 1, 1], np.int32)
@@ -272,10 +268,7 @@ def test_the_number_of_splits():
 
 
 @kernels
-@pytest.mark.parametrize(
-    ("rows", "pools"),
-    [(True, True), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((True, False), (False, True)))],
-)
+@pytest.mark.parametrize(("rows", "pools"), [(True, True), slow(True, False), slow(False, True)])
 def test_vmap(rng, implementation, rows, pools):
     one, two = draw(rng), draw(rng)
     pick = lambda mapped, i: np.stack([one[i], two[i]]) if mapped else one[i]
@@ -405,17 +398,3 @@ def test_a_named_implementation_is_honoured_or_refused(rng):
     assert "at most 256 wide; got 320" in str(triton.unsupported(wide, pool, pool, table, None, None))
     double = jax.ShapeDtypeStruct(q.shape, np.float64)
     assert "got float64" in str(triton.unsupported(double, k, v, table, None, None))
-
-
-# ------------------------------------------------------------------------------------------------ other chips
-
-
-@pytest.mark.aot
-@pytest.mark.parametrize("target", ["h200"])
-@pytest.mark.parametrize("repeats", [1, 2, 3, 4, 5, 7, 8, 16])
-def test_groups_of_any_size_compile(target, repeats):
-    shapes = (4, 1, 2 * repeats, 128), (2, 64, 16, 128), (2, 64, 16, 128)
-    arrays = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
-    rows = [jax.ShapeDtypeStruct(s, jnp.int32) for s in ((4,), (4, 33))]
-    name = {"h200": "pallas_triton"}[target]
-    targets.chips(target).compile(functools.partial(ops.paged_attention, implementation=name), *arrays, *rows)

@@ -1,5 +1,6 @@
 """Attention over pages compiles for every chip, over page sizes, groups, widths and queries of a row."""
 
+import functools
 from typing import Any
 
 import jax
@@ -42,3 +43,13 @@ def test_paged_attention(chips, target, implementation, row):
 
     program = chips(target).compile(attend, q, pages, pages, lengths, table, lengths)
     assert sum(aot.kernels_of(program.as_text()).values()) >= 1
+
+
+@pytest.mark.parametrize(("target", "implementation"), [("v5e:2x2", "pallas_tpu"), ("h200", "pallas_triton")])
+@pytest.mark.parametrize("repeats", [1, 2, 3, 4, 5, 7, 8, 16])
+def test_small_and_odd_groups(chips, target, implementation, repeats):
+    q, pages = ((4, 1, GROUPS * repeats, 128), (GROUPS, PAGES, 16, 128))
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (q, pages, pages)]
+    rows = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((4,), (4, 33))]
+    attend = functools.partial(ops.paged_attention, implementation=implementation)
+    assert sum(aot.kernels_of(chips(target).compile(attend, *arrays, *rows).as_text()).values()) >= 1
