@@ -1,8 +1,8 @@
 """NF4 matmul on TPU: one kernel whose decoded tile of the weight stays in VMEM while all rows of x pass by.
 
-Decoding costs more vector work than streaming the weight would cost memory, so a tile is decoded once for a chunk of
-rows: the grid runs over (chunks of rows, kept axis, contracted axis, tiles of rows), the last innermost, and the sums
-of a whole chunk wait in float32. NF4 saves memory here; it does not make a product faster than bfloat16 would.
+By the compiler's count of instructions, decoding a tile is dearer than reading it would be, so a tile is decoded once
+for a chunk of rows: the grid runs over (chunks of rows, kept axis, contracted axis, tiles of rows), the last innermost,
+and the sums of a whole chunk wait in float32. What NF4 saves here is memory.
 """
 
 import functools
