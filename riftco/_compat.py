@@ -231,6 +231,6 @@ def _cudnn(q: Any, scale: float, causal: bool, window: int | None) -> tuple[Any,
 
 def gpu_target_config() -> str | None:
     """XLA's description of this process's GPU, a GpuTargetConfigProto as text; None where the runtime gives none."""
-    from jax._src.lib import xla_client
+    from jax._src.lib import xla_client  # type: ignore[attr-defined]
 
     return getattr(xla_client.get_topology_for_devices(jax.devices()), "target_config", None)
