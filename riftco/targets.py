@@ -1,7 +1,8 @@
 """Chips that one can compile for without holding one, by the compilers of the extra `aot`.
 
 A target is written `v5e:2x4` (a TPU slice by its grid of chips) or `h200`. libtpu compiles for TPU, jax's CUDA plugin
-for NVIDIA; neither needs a driver, a toolkit or a chip, and jax itself stays on the CPU.
+for NVIDIA; neither needs a driver or a chip, and jax itself stays on the CPU. NVIDIA's assembler, ptxas, is of the CUDA
+toolkit or of the package nvidia-cuda-nvcc-cu12.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import dataclasses
 import importlib.util
 import os
 import re
+import shutil
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -175,6 +177,11 @@ def _tpu(name: str) -> tuple[Any, ...]:
 
 def _nvidia(config: str) -> tuple[Any, ...]:
     _require("jax_cuda12_plugin", "NVIDIA")
+    if not _has_ptxas():
+        raise BackendError(
+            "target: NVIDIA chips need ptxas, the assembler that jax's wheels leave out; there is none on PATH, in "
+            "/usr/local/cuda or in /opt/cuda; pip install nvidia-cuda-nvcc-cu12"
+        )
     return _topology("h200", platform="cuda", target_config=config, topology="1x1x1")
 
 
@@ -186,6 +193,15 @@ def _topology(name: str, **arguments: Any) -> tuple[Any, ...]:
     except Exception as error:  # the compilers raise whatever they like
         reason = " ".join(str(error).split())
         raise BackendError(f"target: {name} cannot be described: {reason}") from error
+
+
+def _has_ptxas() -> bool:
+    """Whether XLA will find the assembler: without it, some programs end the process instead of raising."""
+    places = [Path("/usr/local/cuda/bin"), Path("/opt/cuda/bin")]
+    with contextlib.suppress(ModuleNotFoundError):
+        spec = importlib.util.find_spec("nvidia.cuda_nvcc")
+        places += [Path(place) / "bin" for place in (spec.submodule_search_locations or ())] if spec else []
+    return shutil.which("ptxas") is not None or any((place / "ptxas").exists() for place in places)
 
 
 def _require(module: str, maker: str) -> None:

@@ -30,7 +30,7 @@ def chips(monkeypatch: pytest.MonkeyPatch) -> Chips:
     """Eight simulated devices, as if a target named them and their compiler were there."""
     made = Chips("v5e:2x4", "cpu", tuple(jax.devices()))
     monkeypatch.setattr(targets, "chips", lambda name: made)
-    monkeypatch.setattr(verb, "_keep_quiet", lambda: None)
+    monkeypatch.setattr(verb, "_stay_on_the_cpu", lambda: None)
     return made
 
 
@@ -56,12 +56,30 @@ def test_missing_compilers_are_one_sentence_that_names_the_extra(capsys, monkeyp
 
 
 @pytest.mark.tiny
+def test_a_missing_assembler_is_told_before_it_ends_the_process(monkeypatch):
+    monkeypatch.setattr(targets, "_require", lambda *_: None)
+    monkeypatch.setattr(targets, "_has_ptxas", lambda: False)
+    with pytest.raises(BackendError, match=r"need ptxas.*pip install nvidia-cuda-nvcc-cu12"):
+        targets.chips("h200")
+
+
+@pytest.mark.tiny
+def test_what_compilers_write_past_python_is_muted(capfd, monkeypatch):
+    with verb._muted():
+        os.write(2, b"no driver\n")
+    os.write(2, b"heard\n")
+    assert capfd.readouterr().err == "heard\n"
+    monkeypatch.setenv("RIFTCO_TRACEBACK", "1")
+    with verb._muted():
+        os.write(2, b"no driver\n")
+    assert capfd.readouterr().err == "no driver\n"
+
+
+@pytest.mark.tiny
 def test_jax_is_kept_on_the_cpu(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    for name in ("JAX_PLATFORMS", "TF_CPP_MIN_LOG_LEVEL"):
-        monkeypatch.setenv(name, "")  # so that both are put back
-        monkeypatch.delenv(name)
-    verb._keep_quiet()
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+    verb._stay_on_the_cpu()
     assert os.environ["JAX_PLATFORMS"] == "cpu" == jax.config.jax_platforms
 
 

@@ -1,8 +1,11 @@
 """`riftco aot`: a training or decoding step compiled for chips that are not here, and what it would need there."""
 
+import contextlib
 import dataclasses
 import os
+import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from riftco.cli.console import Console
@@ -50,16 +53,14 @@ def run(options: AotOptions, console: Console) -> dict[str, Any]:
     """Compile, and print what the compiler says."""
     if options.target is None:
         raise UsageError("--target must name the chips; got none; write --target v5e:2x4 or --target h200")
-    _keep_quiet()
-    from riftco import aot, targets
+    with _muted():  # jax loads every plugin when it is first used
+        _stay_on_the_cpu()
+        from riftco import aot, targets
 
     config = decoder_config(options)
-    place = targets.chips(options.target)
-    console.note(f"compiling for {place.name} ({place.kind}) …")
-    with warnings.catch_warnings():
-        # What jax's makers tell the kernels' makers (of Pallas's Triton backend, say) is not for whoever runs them.
-        warnings.simplefilter("ignore")
-        report = _compile(aot, place, config, options)
+    console.note(f"compiling for {options.target} …")
+    with _muted():
+        report = _compile(aot, targets.chips(options.target), config, options)
     rows = options.batch_size * options.grad_accumulation_steps
     what = (
         f"{rows} × {config.context} tokens" if report.step == "train" else f"a token of {rows} rows of {config.context}"
@@ -86,8 +87,30 @@ def size(count: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def _keep_quiet() -> None:
-    """Keep jax on the CPU, whatever plugins are installed, and their compilers' logs for failures alone."""
+@contextlib.contextmanager
+def _muted() -> Iterator[None]:
+    """Keep the compilers' logs and jax's warnings to themselves, unless tracebacks are asked for as well.
+
+    The logs (that there is no driver, say) are written past Python. The warnings, such as that Pallas's Triton backend
+    will go one day, are for those who write kernels.
+    """
+    if os.environ.get("RIFTCO_TRACEBACK", "0") not in ("", "0"):
+        yield
+        return
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere, warnings.catch_warnings():
+            os.dup2(nowhere.fileno(), 2)
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _stay_on_the_cpu() -> None:
+    """Keep jax on the CPU, whatever plugins are installed."""
     from importlib.util import find_spec
 
     if not (find_spec("libtpu") or find_spec("jax_cuda12_plugin")):
@@ -96,7 +119,6 @@ def _keep_quiet() -> None:
             "environment for them with pip install 'riftco[aot]'"
         )
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import jax
 
     jax.config.update("jax_platforms", "cpu")

@@ -30,5 +30,5 @@ def test_the_verb(target, step, kernel):
     assert got["fits"] and got["target"] == target and got["arguments"] > weights
     assert kernel in "".join(got["kernels"])
     lines = done.stderr.splitlines()
-    assert lines[0].startswith(f"compiling for {target} (") and lines[1].startswith(f"{step} step, ")
+    assert lines[0] == f"compiling for {target} …" and lines[1].startswith(f"{step} step, ")
     assert all(line.startswith("  ") for line in lines[2:]), done.stderr
