@@ -8,6 +8,7 @@ toolkit or of the package nvidia-cuda-nvcc-cu12.
 import contextlib
 import dataclasses
 import importlib.util
+import math
 import os
 import re
 import shutil
@@ -77,8 +78,14 @@ class Chips:
 
     @property
     def memory(self) -> int | None:
-        """Bytes of one chip's memory; None for a chip that was described by a file."""
-        return MEMORY.get(self.name.partition(":")[0])
+        """Bytes of one device's memory; None for a chip that was described by a file.
+
+        A device is a chip, but for v4, whose chips libtpu describes as two cores with half the memory each.
+        """
+        generation, _, grid = self.name.partition(":")
+        if generation not in MEMORY:
+            return None
+        return MEMORY[generation] * math.prod(map(int, grid.split("x") if grid else ())) // len(self.devices)
 
     @contextlib.contextmanager
     def tracing(self, mesh: Any = None) -> Generator[None, None, None]:
@@ -172,7 +179,10 @@ def _tpu(name: str) -> tuple[Any, ...]:
         "TPU_STDERR_LOG_LEVEL": "3",
     }.items():
         os.environ.setdefault(variable, value)
-    return _topology(name, platform="tpu", topology_name=name)
+    grid = [int(part) for part in name.partition(":")[2].split("x")]
+    # A host has 2 x 2 chips unless the slice is smaller; libtpu must be told.
+    small = {"chips_per_host_bounds": (*grid, 1)} if len(grid) == 2 and math.prod(grid) < 4 else {}
+    return _topology(name, platform="tpu", topology_name=name, **small)
 
 
 def _nvidia(config: str) -> tuple[Any, ...]:

@@ -56,6 +56,14 @@ def test_missing_compilers_are_one_sentence_that_names_the_extra(capsys, monkeyp
 
 
 @pytest.mark.tiny
+def test_the_memory_of_a_device():
+    eight = tuple(jax.devices())
+    sizes = {"v5e:2x4": 16 << 30, "v4:2x2x1": 16 << 30, "v5p:2x2x2": 95 << 30, "mine": None}
+    assert {name: Chips(name, "tpu", eight).memory for name in sizes} == sizes
+    assert Chips("h200", "cuda", eight[:1]).memory == 141 * 10**9
+
+
+@pytest.mark.tiny
 def test_a_missing_assembler_is_told_before_it_ends_the_process(monkeypatch):
     monkeypatch.setattr(targets, "_require", lambda *_: None)
     monkeypatch.setattr(targets, "_has_ptxas", lambda: False)
