@@ -50,7 +50,7 @@ def test_logits_and_counts(config: DecoderConfig) -> None:
 @CONFIGS
 @pytest.mark.parametrize("attention", [None, "blockwise"], ids=["plain", "blockwise"])
 def test_a_later_token_changes_no_bit_of_earlier_logits(config: DecoderConfig, attention: str | None) -> None:
-    assert choose(None, TOKENS, TOKENS) == "plain"
+    assert choose(None, TOKENS, TOKENS, TOKENS) == "plain"
     before = np.asarray(run(params_of(config), TOKENS, config, attention=attention))
     for t in (1, 7, 15):
         changed = TOKENS.copy()
