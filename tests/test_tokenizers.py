@@ -519,6 +519,21 @@ def test_foreign_normalizer_unknown_bytes_and_gaps(tmp_path):
     assert strict.token_bytes(9) == b"[PAD]"
 
 
+def test_a_foreign_file_without_some_bytes_leaves_them_out_as_the_library_does(tmp_path):
+    document = to_json(BPETokenizer([(0, 1, 2)], foreign=Foreign({"a": 0, "b": 1, "ab": 2})))
+    del document["decoder"]["riftco"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    other, tokenizer = peer.Tokenizer.from_file(str(tmp_path / "tokenizer.json")), load(tmp_path)
+    assert tokenizer.encode("axbab") == peer_ids(other, "axbab") == [2, 2]
+    assert tokenizer.encode("x") == peer_ids(other, "x") == []
+    tokenizer.save(tmp_path / "again")
+    assert load(tmp_path / "again") == tokenizer == from_state(tokenizer.to_state())
+    strict = BPETokenizer([(0, 1, 2)], foreign=Foreign({"a": 0, "b": 1, "ab": 2}))
+    strict.save(tmp_path / "strict")
+    assert load(tmp_path / "strict") == strict != tokenizer
+    assert "drop_unknown" not in strict.to_state()["foreign"]
+
+
 @pytest.mark.parametrize(
     ("field", "change"),
     [

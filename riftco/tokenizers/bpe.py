@@ -35,9 +35,11 @@ class Foreign:
     Attributes:
         vocabulary: string in the byte-level alphabet -> id, in any order.
         ignore_merges: a chunk that is in the vocabulary is that token, whatever the merges say (Llama 3).
-        unk_token: stands for bytes that the vocabulary lacks; None makes such a byte an error.
+        unk_token: stands for bytes that the vocabulary lacks; with None such a byte is an error, or left out.
         normalizer: None or "NFC", applied to str (never to bytes).
         post_processor: kept for the way back out; `encode` adds no tokens.
+        drop_unknown: without `unk_token`, leave bytes that the vocabulary lacks out, as other programs do with such
+            a file.
     """
 
     vocabulary: Mapping[str, int]
@@ -45,6 +47,7 @@ class Foreign:
     unk_token: str | None = None
     normalizer: str | None = None
     post_processor: Mapping[str, Any] | None = None
+    drop_unknown: bool = False
 
 
 class BPETokenizer(Tokenizer):
@@ -211,14 +214,15 @@ class BPETokenizer(Tokenizer):
             whole = self.foreign.vocabulary.get(byte_level.to_string(data))
             if whole is not None:
                 return array.array(self._typecode, [whole]).tobytes()
-        ids = [self._byte_ids[byte] for byte in data]
-        if None in ids:
-            byte = data[ids.index(None)]
+        known = [self._byte_ids[byte] for byte in data]
+        ids = [id for id in known if id is not None]
+        if len(ids) < len(known) and not (self.foreign is not None and self.foreign.drop_unknown):
+            byte = data[known.index(None)]
             raise TokenizerError(
                 f"BPETokenizer.encode: byte {byte} (0x{byte:02x}) is not in the vocabulary, which has no token for the "
                 "unknown; use a tokenizer that has all 256 bytes"
             )
-        return array.array(self._typecode, self._merger.merge(ids)).tobytes()  # pyright: ignore[reportArgumentType]
+        return array.array(self._typecode, self._merger.merge(ids)).tobytes()
 
     def _last_cut(self, data: bytes) -> int:
         cut = data.rfind(b" ")
@@ -235,8 +239,16 @@ class BPETokenizer(Tokenizer):
             "merges": [list(merge) for merge in self.merges],
             "added_tokens": [asdict(token) for token in self.added_tokens],
             "roles": dict(self.roles),
-            "foreign": asdict(self.foreign) if self.foreign else None,
+            "foreign": self._foreign_state(),
         }
+
+    def _foreign_state(self) -> dict[str, Any] | None:
+        if self.foreign is None:
+            return None
+        state = asdict(self.foreign)
+        if not state["drop_unknown"]:
+            del state["drop_unknown"]  # fingerprints are older than the field
+        return state
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:

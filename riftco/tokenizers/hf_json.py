@@ -71,6 +71,8 @@ def to_json(tokenizer: Tokenizer) -> dict[str, Any]:
     document["pre_tokenizer"] = _pre_tokenizer(tokenizer._splitter.stages)
     document["model"]["merges"] = [[string_of[left], string_of[right]] for left, right, _ in tokenizer.merges]
     if foreign:
+        if foreign.drop_unknown:
+            marker["drop_unknown"] = True
         document["normalizer"] = {"type": foreign.normalizer} if foreign.normalizer else None
         document["post_processor"] = foreign.post_processor
         document["model"]["unk_token"] = foreign.unk_token

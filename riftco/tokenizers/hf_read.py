@@ -122,7 +122,11 @@ class _Reader:
         unk_token = model.get("unk_token")
         foreign = None
         if not is_standard:
-            foreign = Foreign(vocabulary, bool(model.get("ignore_merges")), unk_token, normalizer, post_processor)
+            # The `tokenizers` library leaves such bytes out, so files made for it rely on that.
+            lacks_bytes = unk_token is None and any(character not in vocabulary for character in own)
+            drop = bool(marker.get("drop_unknown", not marker and lacks_bytes))
+            ignore_merges = bool(model.get("ignore_merges"))
+            foreign = Foreign(vocabulary, ignore_merges, unk_token, normalizer, post_processor, drop)
             if model.get("fuse_unk") and any(character not in vocabulary for character in own):
                 self.refuse("model.fuse_unk", True, "the vocabulary lacks bytes, and runs of them would be fused")
         return BPETokenizer(merges, pattern=stages or None, added_tokens=added, roles=roles, foreign=foreign)
