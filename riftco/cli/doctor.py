@@ -15,7 +15,7 @@ from riftco.cli.verbs import Action
 from riftco.errors import RiftcoError
 
 _PACKAGES = (
-    "jax", "jaxlib", "numpy", "chex", "orbax-checkpoint", "etils", "safetensors", "regex", "rich", "PyYAML",
+    "jax", "jaxlib", "numpy", "chex", "orbax-checkpoint", "etils", "safetensors", "regex", "jinja2", "rich", "PyYAML",
 )  # fmt: skip
 _EXTRAS = {
     "test": (
@@ -23,6 +23,7 @@ _EXTRAS = {
         "the test suite, and the peers of riftco bench",
     ),
     "parity": ("torch transformers", "checks against transformers and PyTorch"),
+    "flax": ("flax", "models as nnx modules"),
     "tpu": ("libtpu", "training and generating on TPUs"),
     "cuda12": ("jax_cuda12_plugin", "training and generating on NVIDIA GPUs, CUDA 12"),
     "cuda13": ("jax_cuda13_plugin", "training and generating on NVIDIA GPUs, CUDA 13"),

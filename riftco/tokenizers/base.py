@@ -2,10 +2,11 @@
 
 import abc
 import codecs
+import copy
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,10 +23,12 @@ class Tokenizer(abc.ABC):
     Attributes:
         kind: "byte" or "bpe".
         vocab_size: ids are 0 .. vocab_size − 1.
+        chat_template: the Jinja template of the model that it was loaded with, or None; no part of its identity.
     """
 
     kind: str
     vocab_size: int
+    chat_template: str | None = None
     _pieces: Sequence[bytes | None]
     _special_ids: frozenset[int] = frozenset()
 
@@ -185,6 +188,50 @@ class Tokenizer(abc.ABC):
     def decode_stream(self, *, skip_special: bool = False) -> DecodeStream:
         """An incremental decoder: `push(id) -> str`, `flush() -> str`; see `DecodeStream`."""
         return DecodeStream(lambda id: self.decode_bytes([id], skip_special=skip_special))
+
+    def with_chat_template(self, template: str | None) -> Self:
+        """The same tokenizer with another chat template."""
+        other = copy.copy(self)
+        other.chat_template = template
+        return other
+
+    @property
+    def effective_chat_template(self) -> str:
+        """`chat_template`, or the plain one of `riftco.tokenizers.chat` for a tokenizer that was trained here.
+
+        Raises:
+            TokenizerError: a tokenizer made elsewhere that came without a template: what its model was trained on is
+                not known.
+        """
+        if self.chat_template is not None:
+            return self.chat_template
+        if getattr(self, "foreign", None) is not None:
+            raise TokenizerError(
+                "chat: the model must come with a chat template (chat_template.jinja); it has none; give one with "
+                "with_chat_template, such as riftco.tokenizers.chat.PLAIN"
+            )
+        from riftco.tokenizers.chat import PLAIN
+
+        return PLAIN
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+    ) -> list[int]:
+        """The ids of a chat, as the template writes it; no token is added to what it writes.
+
+        Args:
+            messages: {"role": …, "content": …}, in order.
+            add_generation_prompt: end with what makes a model answer.
+            **variables: whatever else the template reads, such as `tools`.
+
+        Raises:
+            TokenizerError: there is no template, or as `riftco.tokenizers.chat.render`.
+        """
+        from riftco.tokenizers import chat
+
+        template = self.effective_chat_template
+        settings = {"add_generation_prompt": add_generation_prompt, "special_tokens": chat.special_tokens(self)}
+        return self.encode(chat.render_text(messages, template, **settings, **variables))
 
     @abc.abstractmethod
     def to_state(self) -> dict[str, Any]:
