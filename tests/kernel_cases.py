@@ -96,6 +96,49 @@ def integers(**arrays: Any) -> dict[str, Any]:
     return {name: jnp.asarray(value, jnp.int32) for name, value in arrays.items()}
 
 
+# Rows of one call: all keys in reach, no key at all, and queries that stand before the first key.
+RAGGED = Case((3, 49, 100, 4, 2, 64), ("kv_lengths", "q_offset"))
+ROWS = integers(q_offset=[51, 20, -10], kv_lengths=[100, 0, 30])
+# Everything at once: ranges and segments of each row's own, two key heads for six query heads, a cap, both sides.
+MIXED = Case((2, 40, 70, 6, 2, 64), ("kv_lengths", "kv_segment_ids", "q_offset", "q_segment_ids"), False, 33, 4.0)
+
+
+def mixed_rows() -> dict[str, Any]:
+    """The arrays of `MIXED`."""
+    t, s = np.arange(40), np.arange(70)
+    return integers(
+        q_offset=[0, 28],
+        kv_lengths=[70, 41],
+        q_segment_ids=[t // 15, np.where(t > 30, 9, t // 25)],  # the last queries' segment has no key
+        kv_segment_ids=[s // 19, s // 36],
+    )
+
+
+# Every length as T and as S, every head width, more queries than keys and fewer, causal and not.
+SIZES = {
+    "1-7": (Case((2, 1, 7, 2, 1, 32), offset=6), {}, BF16),
+    "7-63": (Case((2, 7, 63, 4, 2, 64), ("kv_lengths",), causal=False), integers(kv_lengths=[40, 63]), F32),
+    "63-1": (Case((1, 63, 1, 2, 2, 80)), {}, F32),
+    "65-192": (Case((1, 65, 192, 2, 1, 96), offset=127), {}, F32),
+    "127-65": (Case((2, 127, 65, 1, 1, 128), ("q_offset",)), integers(q_offset=[0, 65 - 127]), F32),
+    "192-127": (Case((1, 192, 127, 2, 1, 192), causal=False), {}, BF16),
+    "65-65": (Case((1, 65, 65, 1, 1, 256)), {}, F32),
+}
+LONG_SIZES = {
+    "1000-1023": (Case((1, 1000, 1023, 2, 1, 64), offset=23), {}, F32),
+    "1023-1000": (Case((1, 1023, 1000, 1, 1, 128), causal=False), {}, BF16),
+    "1-1000": (Case((1, 1, 1000, 4, 2, 64), offset=999), {}, F32),
+    "1023-7": (Case((1, 1023, 7, 1, 1, 64), causal=False), {}, F32),
+}
+
+# No multiple of any tile; the second row's first key is in a later tile.
+WINDOWS = {
+    "back": Case((2, 64, 110, 2, 1, 128), ("q_offset",), window=37),
+    "both": Case((2, 64, 110, 2, 1, 128), ("q_offset",), causal=False, window=13),
+}
+OFFSETS = [(0, 46), (80, 109)]
+
+
 # ------------------------------------------------------------------------------------------------ programs
 
 

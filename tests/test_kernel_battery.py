@@ -20,7 +20,14 @@ from tests.kernel_cases import (
     F32,
     KERNELS,
     LOGSUMEXP,
+    LONG_SIZES,
+    MIXED,
+    OFFSETS,
     QUICK,
+    RAGGED,
+    ROWS,
+    SIZES,
+    WINDOWS,
     Case,
     assert_same_bits,
     assert_within_bars,
@@ -28,6 +35,7 @@ from tests.kernel_cases import (
     dtype_for,
     every,
     integers,
+    mixed_rows,
     program,
     seen,
     skip_unless_supported,
@@ -63,22 +71,6 @@ def check(rng, how, case, arrays, dtype=F32):
 
 # ------------------------------------------------------------------------------------------------ the bars
 
-# Rows of one call: all keys in reach, no key at all, and queries that stand before the first key.
-RAGGED = Case((3, 49, 100, 4, 2, 64), ("kv_lengths", "q_offset"))
-ROWS = integers(q_offset=[51, 20, -10], kv_lengths=[100, 0, 30])
-# Everything at once: ranges and segments of each row's own, two key heads for six query heads, a cap, both sides.
-MIXED = Case((2, 40, 70, 6, 2, 64), ("kv_lengths", "kv_segment_ids", "q_offset", "q_segment_ids"), False, 33, 4.0)
-
-
-def mixed_rows():
-    t, s = np.arange(40), np.arange(70)
-    return integers(
-        q_offset=[0, 28],
-        kv_lengths=[70, 41],
-        q_segment_ids=[t // 15, np.where(t > 30, 9, t // 25)],  # the last queries' segment has no key
-        kv_segment_ids=[s // 19, s // 36],
-    )
-
 
 @every(mosaic_is_quick=True)
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
@@ -99,8 +91,14 @@ def test_logsumexp_is_the_twins(rng, how, case, arrays):
     dtype = dtype_for(how)
     skip_unless_supported(how, case, dtype)
     q, k, v, _ = draw(rng, case, dtype)
-    names = {"q_offset": "offsets"}
-    sees = Visibility(**{names.get(n, n): x for n, x in arrays.items()}, causal=case.causal, window=case.window)
+    sees = Visibility(
+        arrays.get("q_segment_ids"),
+        arrays.get("kv_segment_ids"),
+        arrays["q_offset"],
+        arrays["kv_lengths"],
+        causal=case.causal,
+        window=case.window,
+    )
 
     def statistics(q, k, v, sees):
         if how == "blockwise":
@@ -112,8 +110,8 @@ def test_logsumexp_is_the_twins(rng, how, case, arrays):
     truth = oracle.attention_statistics(q, k, **case.static, **{n: np.asarray(x) for n, x in arrays.items()})
     assert lse.dtype == np.float32
     np.testing.assert_array_equal(np.isneginf(lse), np.isneginf(truth))
-    np.testing.assert_array_equal(np.isneginf(truth), np.repeat(~seen(case, arrays).any(2)[:, None], q.shape[2], 1))
     some = np.isfinite(truth)
+    np.testing.assert_array_equal(some, np.repeat(np.any(seen(case, arrays), axis=2)[:, None], q.shape[2], 1))
     assert worst(lse[some], truth[some]) <= LOGSUMEXP[dtype]
 
 
@@ -134,6 +132,8 @@ def test_no_cotangent_no_gradient(rng, how):
         np.testing.assert_array_equal(x, 0)
 
 
+# Mosaic GPU's interpreter multiplies by NumPy, which warns of the infinities that the mask then hides.
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")
 @every()
 @pytest.mark.parametrize("case, arrays", [(RAGGED, ROWS), (MIXED, mixed_rows())], ids=["ragged", "mixed"])
 def test_poison_past_the_lengths_changes_no_bit_and_runs_repeat(rng, how, case, arrays):
@@ -160,23 +160,6 @@ def test_rows_that_see_nothing_are_zeros_whatever_the_others_are(rng, how):
 
 
 # ------------------------------------------------------------------------------------------------ sizes
-
-# Every length as T and as S, every head width, more queries than keys and fewer, causal and not.
-SIZES = {
-    "1-7": (Case((2, 1, 7, 2, 1, 32), offset=6), {}, BF16),
-    "7-63": (Case((2, 7, 63, 4, 2, 64), ("kv_lengths",), causal=False), integers(kv_lengths=[40, 63]), F32),
-    "63-1": (Case((1, 63, 1, 2, 2, 80)), {}, F32),
-    "65-192": (Case((1, 65, 192, 2, 1, 96), offset=127), {}, F32),
-    "127-65": (Case((2, 127, 65, 1, 1, 128), ("q_offset",)), integers(q_offset=[0, 65 - 127]), F32),
-    "192-127": (Case((1, 192, 127, 2, 1, 192), causal=False), {}, BF16),
-    "65-65": (Case((1, 65, 65, 1, 1, 256)), {}, F32),
-}
-LONG_SIZES = {
-    "1000-1023": (Case((1, 1000, 1023, 2, 1, 64), offset=23), {}, F32),
-    "1023-1000": (Case((1, 1023, 1000, 1, 1, 128), causal=False), {}, BF16),
-    "1-1000": (Case((1, 1, 1000, 4, 2, 64), offset=999), {}, F32),
-    "1023-7": (Case((1, 1023, 7, 1, 1, 64), causal=False), {}, F32),
-}
 
 
 @every()
@@ -248,13 +231,6 @@ def assert_far_below(rng, how, case, arrays, shift):
 
 
 # ------------------------------------------------------------------------------------------------ windows
-
-# No multiple of any tile; the second row's first key is in a later tile.
-WINDOWS = {
-    "back": Case((2, 64, 110, 2, 1, 128), ("q_offset",), window=37),
-    "both": Case((2, 64, 110, 2, 1, 128), ("q_offset",), causal=False, window=13),
-}
-OFFSETS = [(0, 46), (80, 109)]
 
 
 @every()
@@ -336,13 +312,13 @@ def test_traced_lengths_and_masks_in_a_while_loop(rng, how):
     skip_unless_supported(how, LOOPED, dtype)
     inputs = draw(rng, LOOPED, dtype)
 
-    def loop(*inputs):
+    def loop(q, k, v, ct):
         def body(state):
             step, *stacks = state
-            found = kernel_cases.results(how, LOOPED, *inputs, rows_of_step(step))
+            found = kernel_cases.results(how, LOOPED, q, k, v, ct, rows_of_step(step))
             return step + 1, *(stack.at[step].set(x) for stack, x in zip(stacks, found, strict=True))
 
-        stacks = [jnp.zeros((STEPS, *x.shape), x.dtype) for x in (inputs[0], *inputs[:3])]
+        stacks = [jnp.zeros((STEPS, *x.shape), x.dtype) for x in (q, q, k, v)]
         return jax.lax.while_loop(lambda state: state[0] < STEPS, body, (jnp.int32(0), *stacks))[1:]
 
     for x, exact in zip(jax.jit(loop, compiler_options=QUICK)(*inputs), expected_of_steps(inputs), strict=True):
