@@ -1,4 +1,4 @@
-"""safetensors: exact reading beside the library, and every way a file or an index can lie, each with its own refusal."""
+"""safetensors: exact reading beside the library, and every way in which a file or an index can lie, each refused."""
 
 import json
 import resource
@@ -85,7 +85,7 @@ MALFORMED = {
     "duplicate field": (
         lay(b'{"a": {"dtype": "F32", "dtype": "F16", "shape": [1], "data_offsets": [0, 4]}}'), "'dtype' stands twice",
     ),
-    "deep nesting": (lay(b'{"a":' * 5000 + b"1" + b"}" * 5000), "header must be JSON"),
+    "deep nesting": (lay(b'{"a":' * 60_000 + b"1" + b"}" * 60_000), "must be JSON|must be dtype"),
     "too many objects": (lay(b'{"a":[' + b"{}," * 300_000 + b"{}]}"), "at most 65536 tensors; it holds more objects"),
     "metadata of numbers": (lay({"__metadata__": {"format": 1}}), "__metadata__ must map strings to strings"),
     "metadata no object": (lay({"__metadata__": []}), "__metadata__ must map strings"),
