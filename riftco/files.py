@@ -12,7 +12,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 
 def replace_file(path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -38,6 +38,42 @@ def replace_file(path: str | os.PathLike[str], content: str | bytes) -> None:
             aside.unlink(missing_ok=True)
             raise
         _flush(target.parent)
+    except OSError as error:
+        raise _about(target, error) from error
+
+
+@contextlib.contextmanager
+def new_file(path: str | os.PathLike[str], *, replace: bool = False) -> Iterator[BinaryIO]:
+    """A fresh binary file beside `path` that takes its place when the block ends without an error.
+
+    Args:
+        path: the file; its directory is made if need be.
+        replace: take the place of a file that is there.
+
+    Yields:
+        The file to fill; it can be read and written anywhere.
+
+    Raises:
+        FileExistsError: there is something at `path`, and not `replace`.
+        OSError: it cannot be written; the error's filename is `path`.
+    """
+    target = Path(os.path.abspath(path))
+    if os.path.lexists(target) and not replace:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(aside, "x+b") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            _publish(aside, target, replace)
+        finally:
+            aside.unlink(missing_ok=True)
+        _flush(target.parent)
+    except FileExistsError:
+        raise
     except OSError as error:
         raise _about(target, error) from error
 
@@ -100,6 +136,19 @@ def json_lines(path: str | os.PathLike[str]) -> list[Line]:
     # Not splitlines(): a JSON string may hold U+2028 and its like as they are.
     texts = path.read_bytes().decode("utf-8", errors="replace").split("\n")
     return [Line(number, _object(text), number < len(texts)) for number, text in enumerate(texts, 1) if text.strip()]
+
+
+def _publish(aside: Path, target: Path, replace: bool) -> None:
+    if not replace:
+        try:
+            os.link(aside, target)  # unlike a rename, a link never takes the place of what appeared meanwhile
+            return
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            if os.path.lexists(target):
+                raise
+    os.replace(aside, target)
 
 
 def _object(text: str) -> dict[str, Any] | None:

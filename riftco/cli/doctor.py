@@ -15,7 +15,8 @@ from riftco.cli.verbs import Action
 from riftco.errors import RiftcoError
 
 _PACKAGES = (
-    "jax", "jaxlib", "numpy", "chex", "orbax-checkpoint", "etils", "safetensors", "regex", "jinja2", "rich", "PyYAML",
+    "jax", "jaxlib", "numpy", "chex", "orbax-checkpoint", "etils", "safetensors", "regex", "jinja2", "gguf", "rich",
+    "PyYAML",
 )  # fmt: skip
 _EXTRAS = {
     "test": (
