@@ -1,8 +1,9 @@
-"""`riftco data prepare|check|show`."""
+"""`riftco data prepare|check|show|split|generate`; what concerns examples for post-training is in data_examples.py."""
 
 import dataclasses
 from typing import Any, Literal
 
+from riftco.cli import data_examples
 from riftco.cli import tokenizer as tokenizer_verb
 from riftco.cli.console import Console
 from riftco.cli.options import Common, UsageError, flag
@@ -74,21 +75,32 @@ def run_check(options: CheckOptions, console: Console) -> dict[str, Any]:
 class ShowOptions(Common):
     """Options of `data show`."""
 
-    data: str | None = flag(None, "a dataset directory", metavar="DIR")
-    tokenizer: str | None = flag(None, "the tokenizer that made the ids", metavar="DIR", shown="the dataset's own")
-    split: Literal["train", "validation"] = flag("train", "which split")
-    index: int = flag(0, "the window's first position")
-    max_seq_length: int = flag(32, "tokens in the window")
+    data: str | None = flag(
+        None, "a dataset directory; or a .jsonl file of examples, or a directory of such splits", metavar="PATH"
+    )
+    tokenizer: str | None = flag(
+        None, "the tokenizer that made the ids, or the model's that is to learn the examples", metavar="DIR",
+        shown="the dataset's own",
+    )  # fmt: skip
+    split: Literal["train", "validation", "test"] = flag("train", "which split")
+    index: int = flag(0, "the window's first position, or the example's number from 0")
+    max_seq_length: int | None = flag(
+        None, "tokens in the window, or to which an example is cut", shown="32; the whole example"
+    )
+    loss_on: Literal["response", "all"] = flag("response", "which tokens of an example are learned")
 
 
 def run_show(options: ShowOptions, console: Console) -> dict[str, Any]:
-    """One window in words."""
+    """One window in words, or one example with what is learned of it."""
     from riftco import data
 
     directory = _directory(options.data)
+    if data_examples.is_examples(directory):
+        return data_examples.show(options, console)
     data.open_dataset(directory)
     made = tokenizer_verb.open_tokenizer(options.tokenizer or directory)
-    text = data.show(directory, options.index, options.max_seq_length, made, split=options.split)
+    context = 32 if options.max_seq_length is None else options.max_seq_length
+    text = data.show(directory, options.index, context, made, split=options.split)
     console.say(text)
     return {"split": options.split, "index": options.index, "text": text}
 
@@ -114,7 +126,17 @@ ACTIONS = {
         "riftco data check dataset",
     ),
     "show": Action(
-        ShowOptions, run_show, "print one window as text, tokens and ids", "data",
-        "riftco data show dataset --index 100",
+        ShowOptions, run_show, "print one window of a dataset, or one example with what is learned of it", "data",
+        "riftco data show corpus/instructions.jsonl --tokenizer runs/first --index 3",
+    ),
+    "split": Action(
+        data_examples.SplitOptions, data_examples.run_split,
+        "split examples by a hash of each, without duplicates, into a directory that is verified when read", "data",
+        "riftco data split corpus/instructions.jsonl --out-dir examples",
+    ),
+    "generate": Action(
+        data_examples.GenerateOptions, data_examples.run_generate,
+        "write instructions of which some combinations occur in the test split alone", None,
+        "riftco data generate --rows 2000 --out-dir examples",
     ),
 }  # fmt: skip

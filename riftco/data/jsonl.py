@@ -1,7 +1,7 @@
 """JSON lines: one object a line, every fault named by file and line number (from 1)."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,32 @@ def iterate_rows(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Raises:
         DataError: as `iterate_text`; a line is not JSON or not an object; the file has no row.
     """
+    yield from _rows(path, _lines(iterate_text(path)))
+
+
+def rows_of_text(path: str | Path, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """`iterate_rows` of a file whose bytes were read already; `path` is for messages."""
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        number = content.count(b"\n", 0, error.start) + 1
+        raise row_fault(
+            path, number, "be UTF-8", f"byte 0x{content[error.start]:02x} is not ({error.reason})"
+        ) from None
+    yield from _rows(path, _lines([text]))
+
+
+def _rows(path: str | Path, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     rows = 0
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
-            raise _fault(path, number, "be one JSON object", f"it is not JSON ({error})") from None
+        except (ValueError, RecursionError) as error:
+            raise row_fault(path, number, "be one JSON object", f"it is not JSON ({error})") from None
         if not isinstance(row, dict):
-            raise _fault(path, number, "be one JSON object", f"it is a {type(row).__name__}")
+            raise row_fault(path, number, "be one JSON object", f"it is a {type(row).__name__}")
         rows += 1
         yield number, row
     if not rows:
@@ -48,26 +64,27 @@ def read_instructions(path: str | Path) -> list[dict[str, str]]:
 def row_string(path: str | Path, number: int, row: dict[str, Any], key: str) -> str:
     """`row[key]` if it is a non-empty string that UTF-8 can hold. Raises DataError naming file and line."""
     if key not in row:
-        raise _fault(path, number, f"have the key '{key}'", f"it has {', '.join(map(repr, row)) or 'no key'}")
+        raise row_fault(path, number, f"have the key '{key}'", f"it has {', '.join(map(repr, row)) or 'no key'}")
     value = row[key]
     if not isinstance(value, str) or not value:
         shown = "an empty string" if value == "" else f"a {type(value).__name__}"
-        raise _fault(path, number, f"have a non-empty string as '{key}'", f"it is {shown}")
+        raise row_fault(path, number, f"have a non-empty string as '{key}'", f"it is {shown}")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:  # JSON can spell half a surrogate pair, which no UTF-8 text can hold
-        raise _fault(path, number, f"have Unicode text as '{key}'", "it has a lone surrogate") from None
+        raise row_fault(path, number, f"have Unicode text as '{key}'", "it has a lone surrogate") from None
     return value
 
 
-def _lines(path: str | Path) -> Iterator[str]:
-    """Lines of a file without their newline; nothing else ends a line, so U+2028 inside a string is safe."""
+def _lines(pieces: Iterable[str]) -> Iterator[str]:
+    """Lines of a text without their newline; nothing else ends a line, so U+2028 inside a string is safe."""
     rest = ""
-    for piece in iterate_text(path):
+    for piece in pieces:
         *lines, rest = (rest + piece).split("\n")
         yield from lines
     yield rest
 
 
-def _fault(path: str | Path, number: int, requirement: str, found: str) -> DataError:
+def row_fault(path: str | Path, number: int, requirement: str, found: str) -> DataError:
+    """The error for a row that is not as required."""
     return DataError(f"data: every row must {requirement}; file '{path}' line {number}: {found}; correct that line")

@@ -220,19 +220,19 @@ def show(directory: str | Path, index: int, context: int, tokenizer: Any, *, spl
         raise DataError(f"show: index must lie in 0 .. {last} for windows of {context}; got {index}")
     ids = tokens.read(index, index + context + 1)
     pieces = [tokenizer.token_bytes(int(token)) for token in ids]
-    bars = "|".join(_visible(piece) for piece in pieces[:-1])
+    bars = "|".join(visible(piece) for piece in pieces[:-1])
     return "\n".join(
         [
             f"{split} window at {index} of 0 .. {last}, {context} tokens",
-            f"text    {_visible(b''.join(pieces[:-1]))}",
+            f"text    {visible(b''.join(pieces[:-1]))}",
             f"tokens  {bars}",
             f"ids     {' '.join(map(str, np.asarray(ids[:-1])))}",
-            f"then    {_visible(pieces[-1])} ({ids[-1]})",
+            f"then    {visible(pieces[-1])} ({ids[-1]})",
         ]
     )
 
 
-def _visible(content: bytes) -> str:
+def visible(content: bytes) -> str:
     """Bytes as text on one line; what is not a whole character, or moves the cursor, as an escape."""
     text = content.decode("utf-8", "backslashreplace")
     return "".join(

@@ -18,6 +18,9 @@ class Batch:
         weights: float32[B, T], 1 where a target counts and 0 where it does not; None when all count.
         ids: int64[B, 2], for every row the sequence it was cut from and its start there; -1 for a row of padding.
         source: the kind of source that made it.
+        segment_ids: int32[B, T], which of several texts in a row a token belongs to, from 1; 0 for padding; None when a
+            row is one text.
+        positions: int32[B, T], a token's place in its text; None for 0 .. T-1.
     """
 
     tokens: np.ndarray
@@ -25,13 +28,19 @@ class Batch:
     weights: np.ndarray | None = None
     ids: np.ndarray | None = None
     source: str = "batch"
+    segment_ids: np.ndarray | None = None
+    positions: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for name, array in (("targets", self.targets), ("weights", self.weights)):
+        for name, array in self.arrays().items():
             if array is not None and array.shape != self.tokens.shape:
                 raise ShapeError(f"Batch: {name} must have the shape of tokens, {self.tokens.shape}; got {array.shape}")
         if self.tokens.ndim != 2 or self.tokens.size == 0:
             raise ShapeError(f"Batch: tokens must be [B, T] with B, T >= 1; got shape {self.tokens.shape}")
+
+    def arrays(self) -> dict[str, np.ndarray | None]:
+        """What a step computes on, by name; None for what the batch does not have."""
+        return {name: getattr(self, name) for name in ("tokens", "targets", "weights", "segment_ids", "positions")}
 
     @property
     def target_count(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from riftco import models
-from riftco.data import EvaluationWindows
+from riftco.data import EvaluationWindows, ExampleWindows
 from riftco.errors import ConfigError, TrainingError
 from riftco.models import DecoderConfig
 from riftco.train.mesh import batch_sharding, in_context, place_batch, process_rows, replicated, shardings
@@ -51,7 +51,8 @@ class Evaluator:
 
     Args:
         config: the decoder; dropout is off.
-        windows: `riftco.data.evaluation_windows(..., padded=True)`, or unpadded (one compilation a width, one device).
+        windows: `riftco.data.evaluation_windows(..., padded=True)`, or unpadded (one compilation a width, one device);
+            or `riftco.data.ExampleWindows`.
         byte_lengths: int32[V] of `riftco.data.token_byte_lengths(tokenizer)`, for bits per byte.
         dtype: the compute dtype; None for the params' own.
         attention: the implementation; None for the fastest.
@@ -64,7 +65,7 @@ class Evaluator:
     def __init__(
         self,
         config: DecoderConfig,
-        windows: EvaluationWindows,
+        windows: EvaluationWindows | ExampleWindows,
         *,
         byte_lengths: np.ndarray | None = None,
         dtype: str | None = None,
@@ -84,7 +85,8 @@ class Evaluator:
         self._rows = process_rows(mesh, windows.batch_size, windows.batch_size)
 
         def score(params: PyTree, batch: Any) -> Array:
-            options = {"weights": batch["weights"], "reduction": "sum", "dtype": dtype, "attention": attention}
+            options = {"reduction": "sum", "dtype": dtype, "attention": attention}
+            options |= {name: batch.get(name) for name in ("weights", "segment_ids", "positions")}
             with in_context(mesh):
                 return models.loss(params, batch["tokens"], batch["targets"], config, **options)
 
@@ -109,7 +111,7 @@ class Evaluator:
         waiting: list[tuple[Array, Any]] = []
         bytes_ = 0
         for batch in self.windows:
-            arrays = {"tokens": batch.tokens, "targets": batch.targets, "weights": batch.weights}
+            arrays = batch.arrays()
             if self._rows is not None:
                 arrays = {name: array[slice(*self._rows)] for name, array in arrays.items() if array is not None}
             placed = place_batch(arrays, self._mesh, self.windows.batch_size)
@@ -143,6 +145,8 @@ def _finite(loss: Array, batch: Any) -> float:
     return value
 
 
-def evaluate(params: PyTree, config: DecoderConfig, windows: EvaluationWindows, **options: Any) -> Evaluation:
+def evaluate(
+    params: PyTree, config: DecoderConfig, windows: EvaluationWindows | ExampleWindows, **options: Any
+) -> Evaluation:
     """The loss over a held-out split; options as `Evaluator`."""
     return Evaluator(config, windows, **options)(params)

@@ -1,5 +1,6 @@
 """A source over batches that are given: the same ones, round and round."""
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 
@@ -29,7 +30,7 @@ class FixedBatchSource(SeekableSource):
         self.batches_emitted = 0
         hasher = hashlib.sha256(b"riftco fixed 1\0")
         for batch in self._batches:
-            for array in (batch.tokens, batch.targets, batch.weights):
+            for array in batch.arrays().values():
                 if array is not None:
                     hasher.update(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
         self.fingerprint = hasher.hexdigest()
@@ -38,5 +39,5 @@ class FixedBatchSource(SeekableSource):
         """The batch of `step`, or rows start .. stop-1 of it."""
         whole = self._batches[step % len(self._batches)]
         part = row_slice(rows, len(whole.tokens))
-        cut = lambda array: None if array is None else array[part]
-        return Batch(whole.tokens[part], whole.targets[part], cut(whole.weights), cut(whole.ids), whole.source)
+        cut = {name: array[part] for name, array in whole.arrays().items() if array is not None}
+        return dataclasses.replace(whole, **cut, ids=None if whole.ids is None else whole.ids[part])

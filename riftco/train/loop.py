@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from riftco.data import Batch, EvaluationWindows, Source, token_byte_lengths
+from riftco.data import Batch, EvaluationWindows, ExampleWindows, Source, token_byte_lengths
 from riftco.errors import CheckpointError, ConfigError, TrainingError
 from riftco.models import DecoderConfig, parameter_count
 from riftco.train import events
@@ -86,7 +86,7 @@ def train(
     train_config: TrainConfig,
     source: Source,
     *,
-    validation: EvaluationWindows | None = None,
+    validation: EvaluationWindows | ExampleWindows | None = None,
     params: PyTree = None,
     tokenizer: Any = None,
     on_event: events.OnEvent | None = None,
@@ -97,7 +97,8 @@ def train(
         config: the decoder.
         train_config: how to train, where to write, how to begin.
         source: batches of batch_size × grad_accumulation_steps rows of at most `config.context` tokens.
-        validation: the held-out split, `evaluation_windows(..., padded=True)`; None to train without evaluation.
+        validation: the held-out split, `evaluation_windows(..., padded=True)` or `ExampleWindows`; None to train
+            without evaluation.
         params: weights to start a fresh run from; None draws them from the seed.
         tokenizer: recorded with the run; its byte lengths give bits per byte.
         on_event: called, on process 0, with each `riftco.train.events` event.
@@ -146,7 +147,7 @@ class _Loop:
         config: DecoderConfig,
         train_config: TrainConfig,
         source: Source,
-        validation: EvaluationWindows | None,
+        validation: EvaluationWindows | ExampleWindows | None,
         tokenizer: Any,
         on_event: events.OnEvent | None,
     ) -> None:
@@ -271,8 +272,7 @@ class _Loop:
     def _dispatch(self, number: int) -> None:
         source_state = self.source.state()
         batch = self.source.next(self.rows)
-        arrays = {"tokens": batch.tokens, "targets": batch.targets, "weights": batch.weights}
-        placed = place_batch(arrays, self.mesh, self.train_config.rows_per_step)
+        placed = place_batch(batch.arrays(), self.mesh, self.train_config.rows_per_step)
         begin = time.perf_counter()
         self.state, metrics = self.step(self.state, placed, np.int32(number))
         if self.clock is None and not self.pending and not self.flops:

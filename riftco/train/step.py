@@ -145,10 +145,10 @@ def make_train_step(config: DecoderConfig, train_config: TrainConfig, mesh: Mesh
 
     Returns:
         step(state, batch, number) -> (state, `StepMetrics`). The state is donated. `batch` maps "tokens" and "targets"
-        to int32 [B, T] and optionally "weights" to float32 [B, T]; B is batch_size × grad_accumulation_steps, and row r
-        belongs to micro-batch r mod grad_accumulation_steps. `number` is the number of updates made so far; where it is
-        not the state's, nothing changes and `ok` is False. The loss is Σ loss / Σ counted over all micro-batches and
-        devices.
+        to int32 [B, T], and optionally "weights" to float32, "segment_ids" and "positions" to int32, of that shape; B
+        is batch_size × grad_accumulation_steps, and row r belongs to micro-batch r mod grad_accumulation_steps.
+        `number` is the number of updates made so far; where it is not the state's, nothing changes and `ok` is False.
+        The loss is Σ loss / Σ counted over all micro-batches and devices.
 
     Raises:
         ShapeError: while tracing, if the batch does not have B rows.
@@ -171,6 +171,7 @@ def make_train_step(config: DecoderConfig, train_config: TrainConfig, mesh: Mesh
         def loss(params: PyTree) -> Array:
             return models.loss(
                 params, batch["tokens"], batch["targets"], config, weights=batch.get("weights"),
+                segment_ids=batch.get("segment_ids"), positions=batch.get("positions"),
                 reduction=reduction, dropout_key=key, **options,
             )  # fmt: skip
 
