@@ -9,8 +9,8 @@ from riftco.bundle.manifest import MANIFEST, file_digest, read_manifest, strict_
 from riftco.bundle.weights import open_weights
 from riftco.bundle.writing import CHAT_TEMPLATE, CONFIG, GENERATION, save
 from riftco.errors import BundleError, RiftcoError
-from riftco.models import DecoderConfig, from_named
-from riftco.models.families import from_hf_config, from_published
+from riftco.models import DecoderConfig
+from riftco.models.families import from_hf_config, params_from_published
 from riftco.types import PyTree
 
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
@@ -91,14 +91,15 @@ def verify(directory: str | os.PathLike[str]) -> dict[str, Any]:
     return manifest
 
 
-def load(directory: str | os.PathLike[str]) -> Bundle:
+def load(directory: str | os.PathLike[str], *, dtype: Any = None) -> Bundle:
     """Load a bundle.
 
     Args:
         directory: what `save` wrote.
+        dtype: cast the weights to this one while they are read.
 
     Returns:
-        The `Bundle`; weights, configuration and tokenizer are bit for bit what was saved.
+        The `Bundle`; configuration, tokenizer and, without `dtype`, weights are bit for bit what was saved.
 
     Raises:
         BundleError: for a missing, damaged, additional or unsuitable file; the file is named.
@@ -109,7 +110,7 @@ def load(directory: str | os.PathLike[str]) -> Bundle:
         config = from_hf_config(strict_json((place / CONFIG).read_bytes(), str(place / CONFIG)))
         generation = strict_json((place / GENERATION).read_bytes(), str(place / GENERATION))
         with open_weights(place) as tensors:
-            params = from_named(from_published(tensors, config), config)
+            params = params_from_published(tensors, config, dtype=dtype)
         tokenizer = _load_tokenizer(place, config) if "tokenizer.json" in manifest["files"] else None
         template = (place / CHAT_TEMPLATE).read_bytes().decode() if CHAT_TEMPLATE in manifest["files"] else None
     except BundleError:

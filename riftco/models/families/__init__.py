@@ -4,9 +4,10 @@ Families are tables over one decoder: gpt2, llama (SmolLM2 is one), mistral, qwe
 of them can express is model_type "riftco": its own field names and its own dotted tensor names.
 """
 
-from riftco.models.families.configurations import config_dtype, from_hf_config, to_hf_config
+from riftco.models.families.config_reading import config_dtype, from_hf_config
+from riftco.models.families.configurations import to_hf_config
 from riftco.models.families.table import FAMILIES, Family, family_of, refusal
-from riftco.models.families.tensors import from_published, published_names, to_published
+from riftco.models.families.tensors import from_published, params_from_published, published_names, to_published
 
 __all__ = [
     "FAMILIES",
@@ -15,6 +16,7 @@ __all__ = [
     "family_of",
     "from_hf_config",
     "from_published",
+    "params_from_published",
     "published_names",
     "refusal",
     "to_hf_config",

@@ -8,13 +8,15 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from riftco.errors import ConfigError, ShapeError
+from riftco.errors import ConfigError, DTypeError, ShapeError
 from riftco.models.config import DecoderConfig
 from riftco.models.families.table import FAMILIES, family_of, refusal
 from riftco.models.names import named_spec
-from riftco.tree import describe
+from riftco.models.specification import LeafSpec, spec, unflatten
+from riftco.types import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,40 +144,135 @@ def from_published(tensors: Mapping[str, Any], config: DecoderConfig, family: st
         ShapeError: for a missing, additional, colliding or wrongly shaped tensor, or a stored head that differs from
             the embedding it is tied to; it is named.
     """
-    family = family_of(config) if family is None else family
-    layout, wanted = FAMILIES[family].layout, rules(config, family)
-    present = _canonical_keys(tensors, layout)
-    is_extra_head = config.tie_embeddings and layout != "native" and _HEAD in present
-    known = {rule.published for rule in wanted} | ({_HEAD} if is_extra_head else set())
-    if missing := [rule.published for rule in wanted if rule.published not in present]:
-        raise ShapeError(f"{family} tensors: {_few(missing)} missing; the file is incomplete or of another model")
-    if extra := [present[name] for name in present if name not in known]:
-        raise ShapeError(
-            f"{family} tensors: only the configuration's tensors may be there; got {_few(extra)}; merge adapters and "
-            "dequantize packed weights first"
-        )
-    shapes = {name: leaf.layer_shape for name, (leaf, _) in named_spec(config).items()}
+    source = _Source(tensors, config, family)
     arrays: dict[str, Any] = {}
-    for rule in wanted:
-        tensor = tensors[present[rule.published]]
-        rows = [shapes[name][0] for name in rule.parameters]
-        joined = (sum(rows), *shapes[rule.parameters[0]][1:])
-        expected = joined[::-1] if rule.transposed else joined
-        if tuple(tensor.shape) != expected:
-            raise ShapeError(
-                f"{family} tensors: {present[rule.published]} must be {list(expected)}; got {describe(tensor)}; "
-                "config.json and the weights must be of one model"
-            )
-        array = np.asarray(tensor)
-        array = array.T if rule.transposed else array
-        pieces = np.split(array, np.cumsum(rows)[:-1]) if len(rows) > 1 else [array]
-        arrays.update(zip(rule.parameters, pieces, strict=True))
-    if is_extra_head and not np.array_equal(np.asarray(tensors[present[_HEAD]]), arrays["token_embedding.weight"]):
-        raise ShapeError(
-            f"{family} tensors: {present[_HEAD]} must equal the embedding that tie_word_embeddings ties it to; they "
-            "differ; set tie_word_embeddings to false or drop it"
-        )
+    for rule in source.rules:
+        arrays.update(zip(rule.parameters, source.read(rule), strict=True))
+    source.check_tied_head(arrays.get("token_embedding.weight"))
     return arrays
+
+
+def params_from_published(
+    tensors: Mapping[str, Any], config: DecoderConfig, family: str | None = None, *, dtype: Any = None
+) -> PyTree:
+    """The params out of a family's tensors, one leaf after another.
+
+    Beside the params no more than one of their leaves is in memory, and one tensor, where the mapping reads its tensors
+    when they are asked for.
+
+    Args:
+        tensors: as `from_published`.
+        config: the decoder.
+        family: a model_type; by default `family_of(config)`.
+        dtype: of the params; None is that of the tensors.
+
+    Returns:
+        Nested dicts of jax arrays, blocks stacked on the layer axis: `from_named(from_published(…))`.
+
+    Raises:
+        ShapeError: as `from_published`, and for layers of different dtypes that are not to be cast.
+        DTypeError: for a tensor that is not floating.
+    """
+    source = _Source(tensors, config, family)
+    leaves: dict[str, Any] = {}
+    for rules_of_layers in source.by_leaf().values():
+        made: list[np.ndarray] = []
+        for layer, rule in enumerate(rules_of_layers):
+            pieces = source.read(rule)
+            given = pieces[0].dtype
+            if not jnp.issubdtype(given, jnp.floating):
+                raise DTypeError(
+                    f"{source.family} tensors: {rule.published} must be floating; got {given}; dequantize it first"
+                )
+            wanted = given if dtype is None else jnp.dtype(dtype)
+            if len(rules_of_layers) == 1:
+                made = [piece[None].astype(wanted, copy=False) for piece in pieces]
+                break
+            if not made:
+                made = [np.empty((len(rules_of_layers), *piece.shape), wanted) for piece in pieces]
+            if wanted != made[0].dtype:
+                raise ShapeError(
+                    f"{source.family} tensors: all layers of a parameter must share a dtype, since they are stacked; "
+                    f"{rule.published} is {given}, the first is {made[0].dtype}; load with a dtype"
+                )
+            for stacked, piece in zip(made, pieces, strict=True):
+                stacked[layer] = piece
+            del pieces
+        for leaf, _ in source.leaves_of(rules_of_layers[0]):
+            leaves[leaf.name] = jnp.array(made[0] if leaf.per_layer else made[0][0])
+            del made[0]
+            if leaf.name == "token_embedding.weight":
+                source.check_tied_head(leaves[leaf.name])
+    return unflatten({name: leaves[name] for name in spec(config)})
+
+
+class _Source:
+    """A family's tensors, their names and shapes checked against a configuration before anything is read."""
+
+    def __init__(self, tensors: Mapping[str, Any], config: DecoderConfig, family: str | None) -> None:
+        self.tensors, self.config = tensors, config
+        self.family = family_of(config) if family is None else family
+        layout = FAMILIES[self.family].layout if self.family in FAMILIES else "native"
+        self.rules = rules(config, self.family)
+        self.present = _canonical_keys(tensors, layout)
+        self.has_extra_head = config.tie_embeddings and layout != "native" and _HEAD in self.present
+        known = {rule.published for rule in self.rules} | ({_HEAD} if self.has_extra_head else set())
+        if missing := [rule.published for rule in self.rules if rule.published not in self.present]:
+            raise ShapeError(
+                f"{self.family} tensors: {_few(missing)} missing; the file is incomplete or of another model"
+            )
+        if extra := [name for canonical, name in self.present.items() if canonical not in known]:
+            raise ShapeError(
+                f"{self.family} tensors: only the configuration's tensors may be there; got {_few(extra)}; merge "
+                "adapters and dequantize packed weights first"
+            )
+        self._leaves = named_spec(config)
+        self._rows = {
+            rule.published: [self._leaves[name][0].layer_shape[0] for name in rule.parameters] for rule in self.rules
+        }
+        for rule in self.rules:
+            self._check_shape(rule)
+
+    def _check_shape(self, rule: Rule) -> None:
+        name = self.present[rule.published]
+        joined = (sum(self._rows[rule.published]), *self._leaves[rule.parameters[0]][0].layer_shape[1:])
+        expected = joined[::-1] if rule.transposed else joined
+        shape_of = getattr(self.tensors, "shape_of", None)
+        shape = tuple(self.tensors[name].shape) if shape_of is None else shape_of(name)
+        if shape != expected:
+            raise ShapeError(
+                f"{self.family} tensors: {name} must be {list(expected)}; got {list(shape)}; config.json and the "
+                "weights must be of one model"
+            )
+
+    def read(self, rule: Rule) -> list[np.ndarray]:
+        """One tensor as the parameters that it is made of, [out, in]."""
+        array = np.asarray(self.tensors[self.present[rule.published]])
+        array = array.T if rule.transposed else array
+        rows = self._rows[rule.published]
+        return np.split(array, np.cumsum(rows)[:-1]) if len(rows) > 1 else [array]
+
+    def leaves_of(self, rule: Rule) -> list[tuple[LeafSpec, int | None]]:
+        """The leaf and the layer of each parameter of a rule."""
+        return [self._leaves[name] for name in rule.parameters]
+
+    def by_leaf(self) -> dict[str, list[Rule]]:
+        """The rules of all layers of a leaf together, in the order of the layers."""
+        grouped: dict[str, list[Rule]] = {}
+        for rule in self.rules:
+            grouped.setdefault(self.leaves_of(rule)[0][0].name, []).append(rule)
+        return grouped
+
+    def check_tied_head(self, embedding: Any) -> None:
+        """A head that is stored although it is tied must be the embedding."""
+        if not self.has_extra_head:
+            return
+        head = np.asarray(self.tensors[self.present[_HEAD]])
+        if not np.array_equal(head.astype(embedding.dtype), np.asarray(embedding), equal_nan=True):
+            raise ShapeError(
+                f"{self.family} tensors: {self.present[_HEAD]} must equal the embedding that tie_word_embeddings "
+                "ties it to; they differ; set tie_word_embeddings to false or drop it"
+            )
 
 
 def _canonical_keys(tensors: Mapping[str, Any], layout: str) -> dict[str, str]:
