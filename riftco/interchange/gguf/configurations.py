@@ -98,6 +98,10 @@ def _own(header: Header, architecture: str, factors: NDArray[np.float32] | None)
         config = DecoderConfig.from_dict(values if isinstance(values, dict) else {})
     except (RiftcoError, TypeError) as error:
         raise BundleError(f"{header.path}: {CONFIG} must be a configuration; {error}") from error
+    if config.layers > len(header.tensors):
+        raise BundleError(
+            f"{header.path}: {CONFIG} must have at most {len(header.tensors)} layers; got {config.layers}"
+        )
     if architecture not in (NATIVE, form_of(config).architecture):
         raise BundleError(f"{header.path}: {CONFIG} must be one of {architecture}; it is not; the file was changed")
     expected = config_keys(config, architecture)

@@ -210,13 +210,32 @@ class _Reader:
                 self.fail(
                     f"{key}: all arrays together may hold {MAX_STRINGS} strings; it passes that; no model needs more"
                 )
-            return [self.string(f"{key}[{index}]") for index in range(count)]
+            return self.array_of_strings(key, count)
         if kind not in SCALARS:
             nested = "an array of arrays" if kind == ARRAY else f"type {kind}"
             self.fail(f"{key}: its elements must be numbers, booleans or strings; got {nested}; no model needs that")
         return self.numbers(
             key, kind, self.count(f"the length of {key}", MAX_HEADER, np.dtype(SCALARS[kind][1]).itemsize)
         )
+
+    def array_of_strings(self, key: str, count: int) -> list[str]:
+        """As `string` for each, but without a call and a message for each: vocabularies are long."""
+        read, unpack, strings = self.file.read, struct.Struct("<Q").unpack, []
+        left = min(self.size, MAX_HEADER) - self.at
+        for index in range(count):
+            left -= 8
+            length = unpack(read(8))[0] if left >= 0 else 0
+            left -= length
+            if left < 0:
+                self.fail(
+                    f"{key}[{index}] must be whole; it passes the end of the file or of the header; it is damaged"
+                )
+            try:
+                strings.append(read(length).decode())
+            except UnicodeDecodeError as error:
+                self.fail(f"{key}[{index}] must be UTF-8; byte {error.start} of it is not; the file is damaged")
+        self.at = min(self.size, MAX_HEADER) - left
+        return strings
 
     def numbers(self, key: str, kind: int, count: int) -> np.ndarray:
         dtype = np.dtype(SCALARS[kind][1])
