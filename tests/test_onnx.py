@@ -227,6 +227,7 @@ def test_input_that_the_model_does_not_take_fails(opset, optimize, exported):
                 pytest.fail(f"{name}: {what} gave {prefill(place, ids, mask, optimize=optimize)[0].shape}")
         short = [cache[0], cache[1], cache[2][:, :, :-1], cache[3]]
         gone = [*cache[:2], cache[2][:, :, :0], cache[3][:, :, :0]]
+        no_keys = [*cache[:2], cache[2][:, :, :0], cache[3]]
         long_mask = ones((2, context + 1))
         long_cache = [np.zeros((2, a.shape[1], context, a.shape[3]), np.float32) for a in cache]
         wrong = {
@@ -235,12 +236,37 @@ def test_input_that_the_model_does_not_take_fails(opset, optimize, exported):
             "mask without the past": (good, ones((2, 5)), cache),
             "one layer's keys are short": (good, ones((2, 10)), short),
             "one layer has no past": (good[:, :1], ones((2, 6)), gone),
+            "one layer has no past keys": (good[:, :1], ones((2, 6)), no_keys),
             "past of fewer rows": (good, ones((2, 10)), [a[:1] for a in cache]),
             "too long": (good[:, :1], long_mask, long_cache),
         }
         for what, (ids, mask, past) in wrong.items():
             with pytest.raises(Fail):
                 pytest.fail(f"{name}: {what} gave {decode(place, ids, mask, past, optimize=optimize)[0].shape}")
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_the_guard_fails_by_itself(opset, exported):
+    """Elsewhere than on a CPU an index out of range may be clamped, so nothing but the guard is run here."""
+    proto = onnx.load(str(exported(CONFIGS["mistral"], opset) / "prefill.onnx"))
+    proto.graph.value_info.append(onnx.helper.make_tensor_value_info("guard.factor", onnx.TensorProto.INT64, []))
+    proto = onnx.utils.Extractor(proto).extract_model(["input_ids", "attention_mask"], ["guard.factor"])
+    assert len(proto.graph.node) < 40
+    guard = runtime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    def run(ids, mask) -> int:
+        feed = {"input_ids": ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
+        return guard.run(None, feed)[0]
+
+    ids, mask = np.full((2, 24), 22), np.ones((2, 24))
+    assert run(ids, mask) == 1 and run(ids * 0, mask * 0) == 1
+    long = np.ones((2, 25))
+    for wrong in (
+        (ids + 1, mask), (ids - 23, mask), (ids, mask + 1), (ids, mask - 2), (long, long), (ids, mask[:1]),
+        (ids, mask[:, :1]), (ids[:, :0], mask[:, :0]), (ids[:0], mask[:0]),
+    ):  # fmt: skip
+        with pytest.raises(Fail):
+            pytest.fail(f"{[array.shape for array in wrong]} gave {run(*wrong)}")
 
 
 def test_a_tied_weight_is_stored_once(exported):

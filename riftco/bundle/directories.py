@@ -11,7 +11,7 @@ from riftco.files import new_directory
 
 
 @contextlib.contextmanager
-def published(destination: Path, *, force: bool, marker: str = MANIFEST, who: str = "bundle") -> Iterator[Path]:
+def published(destination: Path, *, force: bool, marker: str = MANIFEST, what: str = "a bundle") -> Iterator[Path]:
     """A fresh directory beside `destination` that takes its place when the block ends without an error.
 
     An existing bundle is set aside by a rename, and restored if its replacement cannot take its place.
@@ -20,18 +20,18 @@ def published(destination: Path, *, force: bool, marker: str = MANIFEST, who: st
         destination: must not exist, unless `force`.
         force: replace an existing bundle or an empty directory; anything else is never removed.
         marker: the file by which a directory that may be replaced is known.
-        who: who writes, for messages.
+        what: is written, for messages.
 
     Raises:
         BundleError: where the destination exists, or nothing can be written beside it.
     """
-    destination = Path(os.path.abspath(destination))
+    destination, who = Path(os.path.abspath(destination)), what.split()[-1]
     if os.path.lexists(destination):
         if not force:
             raise BundleError(f"{who}: {destination} must not exist; it does; choose another path or pass force=True")
         if not destination.is_dir() or (any(destination.iterdir()) and not (destination / marker).is_file()):
             raise BundleError(
-                f"{who}: force replaces only what riftco wrote; {destination} holds no {marker}; choose another path"
+                f"{who}: force replaces only {what}; {destination} holds no {marker}; choose another path"
             )
     try:
         with new_directory(destination, replace=force) as fresh:

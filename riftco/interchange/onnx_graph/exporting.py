@@ -65,7 +65,7 @@ def export(
     """
     if opset not in OPSETS:
         raise ConfigError(
-            f"onnx: opset must be one of {', '.join(map(str, OPSETS))}; got {opset!r}; choose one of them"
+            f"export: opset must be one of {', '.join(map(str, OPSETS))}; got {opset!r}; choose one of them"
         )
     # Late, since the library takes a second to import.
     from riftco.interchange.onnx_graph import layout
@@ -74,7 +74,7 @@ def export(
     leaves = _plain_leaves(model.params, config)
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise BundleError(
-            f"onnx: the vocabulary must fit the model; the tokenizer has {tokenizer.vocab_size} ids, the model "
+            f"export: the vocabulary must fit the model; the tokenizer has {tokenizer.vocab_size} ids, the model "
             f"{config.vocab_size} rows; export the tokenizer that the model was trained with"
         )
     manifest = getattr(model, "manifest", None)
@@ -84,11 +84,11 @@ def export(
         config,
         {name: str(leaf.dtype) for name, leaf in leaves.items()},
         None if tokenizer is None else tokenizer.fingerprint(),
-        None if manifest is None else checked_artifact(manifest, "onnx"),
+        None if manifest is None else checked_artifact(manifest, "export"),
     )
     tensor = tensors_of(leaves, config)
     external = sum(4 * math.prod(shape) for shape in layout.weights_of(config).values()) > external_bytes
-    with published(Path(directory), force=force, marker=SIDECAR, who="onnx") as place:
+    with published(Path(directory), force=force, marker=SIDECAR, what="an export") as place:
         files = sidecar.files
         for kind, name in GRAPHS.items():
             parts = layout.graph_parts(config, kind, opset, external=external, metadata=sidecar.metadata)
@@ -137,7 +137,7 @@ def tensors_of(leaves: dict[str, np.ndarray], config: DecoderConfig) -> Callable
         leaf, layer = where[name]
         array = leaves[leaf] if layer is None else leaves[leaf][layer]
         if not np.isfinite(array).all():
-            raise BundleError(f"onnx: every weight must be finite; {name} is not; export an earlier checkpoint")
+            raise BundleError(f"export: every weight must be finite; {name} is not; export an earlier checkpoint")
         return np.ascontiguousarray(array, np.float32)
 
     return tensor
@@ -149,12 +149,14 @@ def _plain_leaves(params: Any, config: DecoderConfig) -> dict[str, np.ndarray]:
         leaves = {name: np.asarray(leaf) for name, leaf in flatten(params, config).items()}
     except RiftcoError as error:
         raise BundleError(
-            f"onnx: a graph holds a model's plain weights and nothing else; {error}; merge adapters and dequantize "
+            f"export: a graph holds a model's plain weights and nothing else; {error}; merge adapters and dequantize "
             "packed weights first"
         ) from error
     for name, leaf in leaves.items():
         if str(leaf.dtype) not in DTYPES:
-            raise UnsupportedError(f"onnx: weights must be one of {', '.join(DTYPES)}; {name} is {leaf.dtype}; cast it")
+            raise UnsupportedError(
+                f"export: weights must be one of {', '.join(DTYPES)}; {name} is {leaf.dtype}; cast it"
+            )
     return leaves
 
 
