@@ -1,4 +1,4 @@
-"""Finding and loading the model that `--model` names: a bundle, a run directory, or another program's directory."""
+"""Finding and loading the model that `--model` names: a bundle, a run, another program's directory, a .gguf file."""
 
 import dataclasses
 from pathlib import Path
@@ -13,7 +13,7 @@ class Loaded:
     """A model ready to be used.
 
     Attributes:
-        path: the directory that the weights came from.
+        path: the directory or the file that the weights came from.
         params: its weights.
         config: its `DecoderConfig`.
         tokenizer: its tokenizer, or None.
@@ -37,7 +37,7 @@ def require(path: str | None) -> str:
 
 
 def locate(path: str) -> Path:
-    """The model directory behind a path: itself, or `final/` of a run directory.
+    """The model behind a path: a directory or a .gguf file itself, or `final/` of a run directory.
 
     Raises:
         BundleError: there is none; the message says what is there instead.
@@ -45,6 +45,8 @@ def locate(path: str) -> Path:
     place = Path(path)
     if not place.exists():
         raise BundleError(f"model: {path} does not exist; give a bundle or a run directory")
+    if place.is_file() and place.suffix.lower() == ".gguf":
+        return place
     for candidate in (place, place / "final"):
         if (candidate / "riftco.json").is_file() or (candidate / "config.json").is_file():
             return candidate
@@ -64,15 +66,16 @@ def load(path: str, *, needs_tokenizer: bool = True) -> Loaded:
     Raises:
         BundleError: it is missing or damaged, or has no tokenizer though one is needed.
     """
-    from riftco import bundle
     from riftco.bundle.manifest import strict_json
-    from riftco.interchange import huggingface
+    from riftco.interchange import load_model
 
     place = locate(path)
-    model: Any = bundle.load(place) if (place / "riftco.json").is_file() else huggingface.load(place)
+    model = load_model(place)
     if needs_tokenizer and model.tokenizer is None:
         raise BundleError(f"model: {place} must have a tokenizer.json; it has none; use riftco.generate with ids")
-    published = strict_json((place / "config.json").read_bytes(), str(place / "config.json"))
+    published = {}
+    if place.is_dir():
+        published = strict_json((place / "config.json").read_bytes(), str(place / "config.json"))
     ends = (
         published.get("eos_token_id"),
         model.generation.get("eos_token_id"),

@@ -1,10 +1,15 @@
-"""Models from and for other projects: Hugging Face directories, and packed 4-bit weights.
+"""Models from and for other projects: `load` takes a bundle, a Hugging Face directory or a .gguf file.
 
-The tables of names and fields live with the model (`riftco.models.families`), since the native bundle is a Hugging
-Face directory too; here are the readers of directories that riftco did not write.
+The modules beside it, one a format, give and take more than params: `huggingface`, `gguf`, `onnx_graph`, `nf4` (packed
+4-bit weights), `flax` (nnx modules; the package flax is an extra). The tables of names and fields live with the model
+(`riftco.models.families`), since the native bundle is a Hugging Face directory too.
 """
 
+import importlib
+from typing import Any
+
 from riftco.interchange import huggingface, nf4
+from riftco.interchange.loading import load, load_model
 from riftco.models.families import (
     FAMILIES,
     config_dtype,
@@ -25,6 +30,8 @@ __all__ = [
     "from_hf_config",
     "from_published",
     "huggingface",
+    "load",
+    "load_model",
     "nf4",
     "params_from_published",
     "published_names",
@@ -32,3 +39,12 @@ __all__ = [
     "to_hf_config",
     "to_published",
 ]
+
+_LAZY = ("flax", "gguf", "onnx_graph")
+
+
+def __getattr__(name: str) -> Any:
+    # Formats whose libraries take time to import load when they are first touched.
+    if name in _LAZY:
+        return importlib.import_module(f"riftco.interchange.{name}")
+    raise AttributeError(f"module 'riftco.interchange' has no attribute {name!r}")

@@ -1,18 +1,29 @@
-"""Hugging Face directories that another program wrote: `config.json`, safetensors, `tokenizer.json`.
+"""Hugging Face directories that another program wrote: `config.json`, safetensors, tokenizer files, chat template.
 
-To write one, save a bundle (`riftco.bundle.save`): it is such a directory.
+To write one, save a bundle (`riftco.bundle.save`): it is such a directory. Nothing in a directory is executed.
 """
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
+from riftco import bundle, tokenizers
 from riftco.bundle.manifest import strict_json
 from riftco.bundle.weights import open_weights
-from riftco.errors import BundleError
-from riftco.models import DecoderConfig, from_named
-from riftco.models.families import from_hf_config, from_published
+from riftco.errors import BundleError, ConfigError
+from riftco.models import DecoderConfig
+from riftco.models.families import from_hf_config, params_from_published
 from riftco.types import PyTree
+
+DTYPES = ("float32", "bfloat16", "float16")
+STORED = "stored"
+"""The dtype that the files have."""
+MAX_JSON = 1 << 24
+"""The most bytes of a configuration."""
 
 
 class Model(NamedTuple):
@@ -25,52 +36,124 @@ class Model(NamedTuple):
     chat_template: str | None
 
 
-def load(directory: str | os.PathLike[str], *, with_tokenizer: bool = True) -> Model:
+def load(directory: str | os.PathLike[str], *, with_tokenizer: bool = True, dtype: str | None = None) -> Model:
     """Read a Hugging Face directory of a supported family.
 
-    Nothing in the directory is executed, and no digest is checked: there is none.
+    The weights are read one leaf at a time: beside the params no more than one of their leaves is in memory. No digest
+    is checked: there is none.
 
     Args:
         directory: contains `config.json` and `model.safetensors` or its shards.
         with_tokenizer: also read `tokenizer.json`, where there is one.
+        dtype: of the params: "float32", "bfloat16", "float16", or "stored", that of the files. By default float32 on a
+            CPU, which computes in it, and the files' own elsewhere.
 
     Returns:
-        The `Model`, with weights in the dtype of the files.
+        The `Model`; its tokenizer carries the chat template.
 
     Raises:
         BundleError: where a file is absent or damaged.
-        ConfigError, ShapeError: where the configuration or the tensors are not ones that a family here can hold.
+        ConfigError, ShapeError: where the configuration or the tensors are not ones that a family here can hold; the
+            key or the tensor is named.
+        TokenizerError: for a tokenizer that is not supported; the field is named.
     """
-    place = Path(directory)
+    place, wanted = Path(directory), weight_dtype(dtype)
     values = _read_json(place / "config.json")
     if values is None:
         raise BundleError(f"{place}: a model directory must contain config.json; it does not; check the path")
-    config = from_hf_config(values)
-    with open_weights(place) as tensors:
-        params = from_named(from_published(tensors, config, values["model_type"]), config)
+    config = _read_config(place, values)
+    generation = _read_json(place / "generation_config.json") or {}
+    # The tokenizer before the weights: what is refused is refused at once.
     tokenizer = None
     if with_tokenizer and (place / "tokenizer.json").is_file():
-        from riftco import tokenizers
-
         tokenizer = tokenizers.load(place)
-    generation = _read_json(place / "generation_config.json") or {}
-    return Model(params, config, tokenizer, generation, _read_chat_template(place))
+        if tokenizer.vocab_size > config.vocab_size:
+            raise BundleError(
+                f"{place / 'tokenizer.json'}: the vocabulary must fit the model's {config.vocab_size} rows; it has "
+                f"{tokenizer.vocab_size} ids; the files are not of one model"
+            )
+    with open_weights(place) as tensors:
+        params = params_from_published(tensors, config, values["model_type"], dtype=wanted)
+    return Model(params, config, tokenizer, generation, tokenizers.read_chat_template(place))
 
 
-def _read_chat_template(place: Path) -> str | None:
-    """`chat_template.jinja`, or where older directories keep it: a string, or a list of named ones, in the config."""
-    file = place / "chat_template.jinja"
-    if file.is_file():
-        return file.read_bytes().decode()
-    stored = (_read_json(place / "tokenizer_config.json") or {}).get("chat_template")
-    if isinstance(stored, list):
-        stored = {entry.get("name"): entry.get("template") for entry in stored}.get("default")
-    return stored if isinstance(stored, str) else None
+def to_bundle(
+    directory: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    dtype: str = STORED,
+    force: bool = False,
+) -> str:
+    """Write a bundle from a Hugging Face directory: the same model with an identity, at the stage "convert".
+
+    Args:
+        directory: as `load`.
+        destination: where; it must not exist, unless `force`.
+        dtype: of the weights; by default that of the files.
+        force: replace an existing bundle.
+
+    Returns:
+        The artifact_id.
+
+    Raises:
+        BundleError, ConfigError, ShapeError, TokenizerError: as `load` and `riftco.bundle.save`.
+
+    Warns:
+        UserWarning: where there is no `tokenizer.json`; the bundle then takes and gives ids only.
+    """
+    model = load(directory, dtype=dtype)
+    if model.tokenizer is None:
+        other = sorted(path.name for path in Path(directory).glob("tokenizer.model"))
+        found = f"it has {other[0]} alone, which is not supported" if other else "it has none"
+        warnings.warn(
+            f"{directory}: a tokenizer.json is needed for text; {found}; the model is converted without a tokenizer",
+            stacklevel=2,
+        )
+    return bundle.save(
+        destination,
+        model.params,
+        model.config,
+        model.tokenizer,
+        stage="convert",
+        generation=model.generation,
+        chat_template=model.chat_template,
+        force=force,
+    )
+
+
+def weight_dtype(dtype: str | None) -> str | None:
+    """What a `dtype` argument asks for: a name, or None for the dtype of the files.
+
+    Raises:
+        ConfigError: for another name.
+    """
+    if dtype is None:
+        return "float32" if jax.default_backend() == "cpu" else None
+    if dtype == STORED:
+        return None
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        name = None
+    if name not in DTYPES:
+        raise ConfigError(f"load: dtype must be one of {', '.join(DTYPES)} or {STORED}; got {dtype!r}")
+    return name
+
+
+def _read_config(place: Path, values: dict[str, Any]) -> DecoderConfig:
+    try:
+        return from_hf_config(values)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from error
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
+    if path.stat().st_size > MAX_JSON:
+        raise BundleError(
+            f"{path}: it must have at most {MAX_JSON} bytes; it is longer; check that it is the right file"
+        )
     values = strict_json(path.read_bytes(), str(path))
     if not isinstance(values, dict):
         raise BundleError(f"{path}: it must be a JSON object; got {type(values).__name__}; the file is damaged")

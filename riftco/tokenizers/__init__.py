@@ -5,7 +5,7 @@ from riftco.tokenizers.base import Tokenizer
 from riftco.tokenizers.bpe import BPETokenizer, Foreign
 from riftco.tokenizers.byte import ByteTokenizer
 from riftco.tokenizers.hf_json import is_portable, to_json
-from riftco.tokenizers.loading import from_state, load, train
+from riftco.tokenizers.loading import from_state, load, read_chat_template, train
 from riftco.tokenizers.patterns import GGUF_PRE, STAGES, Splitter
 from riftco.tokenizers.stream import DecodeStream
 
@@ -22,6 +22,7 @@ __all__ = [
     "from_state",
     "is_portable",
     "load",
+    "read_chat_template",
     "to_json",
     "train",
 ]

@@ -257,7 +257,7 @@ def _read_window(fields: _Fields) -> int | None:
     first = fields.get("max_window_layers", default=28)
     if family == "llama":
         if (window is not None and switch) or (kinds is not None and _SLIDING in kinds):
-            _refuse("sliding_window must be null for model_type llama, which attends to the whole context; use mistral")
+            _refuse("sliding_window and layer_types must be off for a llama, which sees the whole context; they are on")
         return None
     if family == "mistral":
         if "sliding_window" not in fields.values:
