@@ -6,6 +6,7 @@ splits.py.
 """
 
 import hashlib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,8 +133,11 @@ def load_examples(path: str | Path) -> dict[str, ExampleFile]:
 
     Raises:
         DataError: as those; a file that is not what splits.json says; preferences in one split and examples in another.
+
+    Warns:
+        UserWarning: if a row of training is in another split too, in a directory without splits.json.
     """
-    from riftco.data.splits import verified_contents
+    from riftco.data.splits import find_leaks, verified_contents
 
     files = find_examples(path)
     contents = verified_contents(path, files) if Path(path).is_dir() else {}
@@ -145,6 +149,9 @@ def load_examples(path: str | Path) -> dict[str, ExampleFile]:
                 f"data: the splits of '{path}' must all hold preferences or none; '{splits['train'].path}' is "
                 f"{splits['train'].format} and '{splits[split].path}' is {splits[split].format}; use one kind"
             )
+    if not contents and (leaks := find_leaks(splits)):
+        (one, other), more = leaks[0], "" if len(leaks) == 1 else f" and {len(leaks) - 1:,} more pairs"
+        warnings.warn(f"data: rows of training are held out as well: {one} is {other}{more}", stacklevel=2)
     return splits
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from riftco.data._checks import unsigned_integer
-from riftco.data.conversations import Example, Message, Preference, read_examples
+from riftco.data.conversations import Example, ExampleFile, Message, Preference, read_examples
 from riftco.data.jsonl import rows_of_text
 from riftco.data.text import read_chunks
 from riftco.errors import ConfigError, DataError
@@ -254,6 +254,14 @@ def verified_contents(directory: str | Path, files: Mapping[str, Path]) -> dict[
                 f"restore the file, split the data again, or remove {FILE_NAME}"
             )
     return contents
+
+
+def find_leaks(splits: Mapping[str, ExampleFile]) -> list[tuple[str, str]]:
+    """Pairs ("FILE:LINE" of training, "FILE:LINE" of another split) of rows that differ in white space at most."""
+    known = {_digest(_identity(_squeezed(row))): row.where for row in reversed(splits["train"].rows)}
+    held_out = (row for name, file in splits.items() if name != "train" for row in file.rows)
+    found = ((known.get(_digest(_identity(_squeezed(row)))), row.where) for row in held_out)
+    return [(one, other) for one, other in found if one is not None]
 
 
 # ------------------------------------------------------------------------------------------------ what a row is
