@@ -348,6 +348,7 @@ def test_a_bundle_comes_back_with_its_identity(opset, saved, tmp_path):
     assert files["tokenizer.json"] == hashlib.sha256((place / "tokenizer.json").read_bytes()).hexdigest()
     model = onnx_graph.load(tmp_path / "out")
     assert model.tokenizer.to_state() == TOKENIZER.to_state() and model.config == SPOKEN
+    assert isinstance(model, huggingface.Model) and model._replace(generation={}).manifest is None
     assert model.manifest["artifact_id"] == identity and model.chat_template == "{{ messages }}"
     assert_same_tree(model.params, params_of(SPOKEN))
     assert onnx_graph.to_bundle(tmp_path / "out", tmp_path / "back") == identity
@@ -363,7 +364,7 @@ def test_native_forms_and_half_precision_come_back(name, dtype, tmp_path):
     config = CONFIGS[name]
     identity = bundle.save(tmp_path / "bundle", params_of(config, dtype), config, BYTES)
     onnx_graph.export(bundle.load(tmp_path / "bundle"), tmp_path / "out")
-    params, *_, tokenizer, generation, template, _ = onnx_graph.load(tmp_path / "out")
+    params, _, tokenizer, generation, template = onnx_graph.load(tmp_path / "out")
     assert_same_tree(params, params_of(config, dtype))
     assert tokenizer == BYTES and generation == {} and template is None
     assert onnx_graph.to_bundle(tmp_path / "out", tmp_path / "back") == identity

@@ -15,12 +15,12 @@ from riftco.cli.verbs import Action
 from riftco.errors import RiftcoError
 
 _PACKAGES = (
-    "jax", "jaxlib", "numpy", "chex", "orbax-checkpoint", "etils", "safetensors", "regex", "jinja2", "gguf", "rich",
-    "PyYAML",
+    "jax", "jaxlib", "numpy", "chex", "orbax-checkpoint", "etils", "safetensors", "regex", "jinja2", "gguf", "onnx",
+    "rich", "PyYAML",
 )  # fmt: skip
 _EXTRAS = {
     "test": (
-        "pytest xdist hypothesis optax tokenizers",
+        "pytest xdist hypothesis optax tokenizers onnxruntime",
         "the test suite, and the peers of riftco bench",
     ),
     "parity": ("torch transformers", "checks against transformers and PyTorch"),

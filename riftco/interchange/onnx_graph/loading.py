@@ -8,7 +8,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +17,7 @@ from riftco import bundle
 from riftco.bundle.directories import published
 from riftco.bundle.manifest import file_digest, strict_json
 from riftco.errors import BundleError, RiftcoError
+from riftco.interchange import huggingface
 from riftco.interchange.onnx_graph.exporting import places, rotary
 from riftco.interchange.onnx_graph.sidecar import DATA_FILE, GRAPHS, TEXT_FILES, Sidecar, read_sidecar
 from riftco.models import DecoderConfig, parameter_count, spec, unflatten
@@ -29,19 +30,15 @@ _MOST_TEXT_BYTES = 256 * 2**20
 _TABLE_TOLERANCE = 1e-6
 
 
-class Model(NamedTuple):
-    """What a directory held; None where absent.
+class Model(huggingface.Model):
+    """What a directory held, as `riftco.interchange.huggingface.Model`; None where absent.
 
-    The first five are those of `riftco.interchange.huggingface.Model`. `manifest` is the `riftco.json` of the bundle
-    that was exported: stage, lineage, artifact_id.
+    Attributes:
+        manifest: the `riftco.json` of the bundle that was exported: stage, lineage, artifact_id; or None. It belongs to
+            this one model: a copy with other fields (`_replace`) has none.
     """
 
-    params: PyTree
-    config: DecoderConfig
-    tokenizer: Any
-    generation: dict[str, Any]
-    chat_template: str | None
-    manifest: dict[str, Any] | None
+    manifest: dict[str, Any] | None = None
 
 
 def load(directory: str | os.PathLike[str], *, with_tokenizer: bool = True) -> Model:
@@ -77,7 +74,9 @@ def load(directory: str | os.PathLike[str], *, with_tokenizer: bool = True) -> M
         raise
     except (RiftcoError, OSError, UnicodeDecodeError) as error:
         raise BundleError(f"{place}: {error}") from error
-    return Model(params, sidecar.config, tokenizer, generation, template, sidecar.artifact)
+    model = Model(params, sidecar.config, tokenizer, generation, template)
+    model.manifest = sidecar.artifact
+    return model
 
 
 def to_bundle(directory: str | os.PathLike[str], destination: str | os.PathLike[str], *, force: bool = False) -> str:
@@ -132,16 +131,11 @@ def _read_params(place: Path, sidecar: Sidecar) -> PyTree:
         plans[DATA_FILE] = layout.data_parts(config)
     for name, parts in plans.items():
         _check_size(place / name, parts)
-    leaves = {name: np.empty(leaf.shape, sidecar_dtype(sidecar.dtypes[name])) for name, leaf in spec(config).items()}
+    leaves = {name: np.empty(leaf.shape, jnp.dtype(sidecar.dtypes[name])) for name, leaf in spec(config).items()}
     receive = _receiver(leaves, config)
     for name, parts in plans.items():
         _compare(place / name, parts, receive, sidecar.files[name])
     return unflatten({name: jnp.asarray(leaves.pop(name)) for name in spec(config)})
-
-
-def sidecar_dtype(name: str) -> np.dtype:
-    """float32, float16 or bfloat16 for NumPy."""
-    return np.dtype(jnp.dtype(name))
 
 
 def _check_least_size(place: Path, sidecar: Sidecar) -> None:
