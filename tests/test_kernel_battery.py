@@ -163,6 +163,7 @@ def test_rows_that_see_nothing_are_zeros_whatever_the_others_are(rng, how):
 
 
 @every()
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SIZES, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG_SIZES)])
 def test_lengths_and_head_widths(rng, how, name):
     case, arrays, dtype = {**SIZES, **LONG_SIZES}[name]
@@ -170,6 +171,7 @@ def test_lengths_and_head_widths(rng, how, name):
 
 
 @every()
+@pytest.mark.slow
 def test_more_queries_than_keys_stand_where_the_offset_says(rng, how):
     """Aligned with the first key every query sees one; aligned with the last, those before the first key see none."""
     case, arrays, _ = SIZES["127-65"]
@@ -203,6 +205,7 @@ def test_key_lengths_alone_count(rng, how):
 
 
 @every()
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [64, pytest.param(192, marks=pytest.mark.slow), 704])
 def test_scores_near_minus_100_behind_a_mask(rng, how, keys):
     case = Case((1, 48, keys, 2, 1, 64), ("kv_lengths",), offset=keys - 48)
@@ -256,6 +259,7 @@ def test_a_window_holds_exactly_its_keys(rng, how, name):
 
 
 @every()
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize("offsets", OFFSETS, ids=str)
 def test_windows_with_offsets_have_the_twins_outputs_and_gradients(rng, how, name, offsets):
@@ -306,6 +310,7 @@ def expected_of_steps(inputs):
 
 
 @every()
+@pytest.mark.slow
 def test_traced_lengths_and_masks_in_a_while_loop(rng, how):
     """Forward and backward in the body, with everything that masks made from the loop's own counter."""
     dtype = dtype_for(how)
@@ -326,6 +331,7 @@ def test_traced_lengths_and_masks_in_a_while_loop(rng, how):
 
 
 @every()
+@pytest.mark.slow
 def test_traced_lengths_and_masks_in_a_differentiated_scan(rng, how):
     dtype = dtype_for(how)
     skip_unless_supported(how, LOOPED, dtype)
@@ -350,6 +356,7 @@ def test_traced_lengths_and_masks_in_a_differentiated_scan(rng, how):
 
 
 @every()
+@pytest.mark.slow
 def test_with_and_without_jit(rng, how):
     case, arrays = Case((1, 5, 19, 1, 1, 64), ("kv_lengths",), offset=10), integers(kv_lengths=[14])
     dtype = dtype_for(how)
