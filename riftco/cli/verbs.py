@@ -32,7 +32,7 @@ class Action:
 VERBS = {
     "quickstart": "from nothing to a trained model that writes little stories, in about two minutes",
     "tokenizer": "train tokenizers, encode and decode with them, look inside",
-    "data": "turn text into token shards; check and show them",
+    "data": "turn text into token shards; split, generate and show examples for post-training",
     "pretrain": "train a model from text, with --resume auto after any interruption",
     "eval": "loss, perplexity and bits per byte of a model over a whole text",
     "generate": "continue a prompt: greedy, temperature, top-k, top-p, min-p",
