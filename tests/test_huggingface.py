@@ -208,7 +208,7 @@ REFUSED = [
     (LLAMA, "rope_parameters", {"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     (LLAMA, "partial_rotary_factor", 0.25, "which this decoder has not"),
     (LLAMA, "rope_interleaved", True, "which this decoder has not"),
-    (LLAMA, "sliding_window", 4, "attends to the whole context"),
+    (LLAMA, "sliding_window", 4, "sees the whole context"),
     (LLAMA, "layer_types", ["sliding_attention"] * 3, "must be off for a llama"),
     (LLAMA, "layer_types", ["full_attention"] * 2, "must be 3 of full_attention"),
     (LLAMA, "layer_types", ["linear_attention"] * 3, "must be 3 of full_attention"),
@@ -402,6 +402,19 @@ def test_bundles_widen_too(tmp_path):
     assert {leaf.dtype.name for leaf in jax.tree.leaves(interchange.load(tmp_path / "half")[0])} == {"float32"}
     tree_equal(interchange.load(tmp_path / "half", dtype="stored")[0], half)
     tree_equal(bundle.load(tmp_path / "half").params, half)
+
+
+def test_weights_are_cast_as_they_are_written(tmp_path):
+    params = from_named(flat(GPT2), GPT2)
+    bundle.save(tmp_path / "half", params, GPT2, None, dtype="bfloat16")
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    tree_equal(bundle.load(tmp_path / "half").params, half)
+    assert bundle.save(tmp_path / "again", half, GPT2, None) == bundle.load(tmp_path / "half").artifact_id
+    large = jax.tree.map(lambda leaf: leaf * 1e6, params)
+    with pytest.raises(RiftcoError, match=r"every weight must stay finite as float16; the largest is"):
+        bundle.save(tmp_path / "large", large, GPT2, None, dtype="float16")
+    assert not (tmp_path / "large").exists()
 
 
 @pytest.mark.parametrize(

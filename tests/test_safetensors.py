@@ -3,6 +3,7 @@
 import json
 import resource
 import struct
+import weakref
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,8 @@ from safetensors.numpy import save, save_file
 
 from riftco.bundle import safetensors_reader
 from riftco.bundle.safetensors_reader import DTYPES, SafetensorsFile
-from riftco.bundle.weights import INDEX, SINGLE, open_weights
+from riftco.bundle.safetensors_writer import Ready, write_file
+from riftco.bundle.weights import INDEX, SINGLE, open_weights, write_weights
 from riftco.errors import BundleError
 
 F32 = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
@@ -282,3 +284,41 @@ def test_pickles_are_not_opened(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04N.")
     with pytest.raises(BundleError, match="pickles, which run code"):
         read_all(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------ writing
+
+
+def test_what_is_written_is_what_the_library_writes(tmp_path, rng):
+    tensors = {f"{kind}.ü\n": rng.integers(0, 2, size=(2, 3)).astype(dtype) for kind, dtype in DTYPES.items()}
+    tensors |= {"z": np.ones((5,), np.float32), "a": np.zeros((0, 2), np.float32), "Z": np.float32(2)[None].reshape(())}
+    save_file(tensors, tmp_path / "theirs", metadata={"format": "pt"})
+    write_file(tmp_path / "ours", Ready(tensors), tensors, {"format": "pt"})
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    save_file({}, tmp_path / "theirs")
+    write_file(tmp_path / "ours", Ready({}), (), {})
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    with pytest.raises(BundleError, match=r"tensor 'c': dtype must be one of .*got complex64"):
+        write_file(tmp_path / "ours", Ready({"c": np.ones(1, np.complex64)}), ["c"], {})
+
+
+def test_one_tensor_at_a_time_is_asked_for(tmp_path):
+    class Made(Ready):
+        alive = 0
+        most = 0
+
+        def __getitem__(self, name):
+            array = self.arrays[name].copy()
+            self.alive += 1
+            self.most = max(self.most, self.alive)
+            weakref.finalize(array, self.let_go)
+            return array
+
+        def let_go(self):
+            self.alive -= 1
+
+    made = Made({f"t{number}": np.full((100,), number, np.float32) for number in range(6)})
+    write_weights(tmp_path, made, 1000)
+    assert made.most <= 2 and made.alive == 0
+    assert len(list(tmp_path.glob("model-*-of-00003.safetensors"))) == 3
+    assert read_all(tmp_path) == {name: array.tolist() for name, array in made.arrays.items()}

@@ -1,14 +1,14 @@
 """safetensors files of a directory: one, or shards with an index, written and read a tensor at a time."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from riftco.bundle.manifest import pretty_json, strict_json
 from riftco.bundle.safetensors_reader import MAX_HEADER, SafetensorsFile
+from riftco.bundle.safetensors_writer import Tensors, size_of, write_file
 from riftco.errors import BundleError
 
 SINGLE = "model.safetensors"
@@ -18,39 +18,32 @@ SHARD_BYTES = 5 * 10**9
 _METADATA = {"format": "pt"}
 
 
-def write_weights(directory: Path, tensors: Iterable[tuple[str, np.ndarray]], shard_bytes: int) -> None:
-    """Write tensors in order; a new shard begins where the limit would be passed.
+def write_weights(directory: Path, tensors: Tensors, shard_bytes: int) -> None:
+    """Write tensors, one at a time; a new shard begins where the limit would be passed.
 
     Args:
         directory: exists.
-        tensors: (name, C-contiguous array) pairs.
+        tensors: in the order in which they fill the shards.
         shard_bytes: the most bytes of tensors that a file holds; a larger single tensor has a file to itself.
     """
-    weight_map: dict[str, int] = {}
-    shard: dict[str, np.ndarray] = {}
-    filled = total = count = 0
-
-    def flush() -> None:
-        nonlocal shard, filled, count
-        save_file(shard, directory / f"shard-{count}", metadata=_METADATA)
-        shard, filled, count = {}, 0, count + 1
-
-    for name, tensor in tensors:
-        if shard and filled + tensor.nbytes > shard_bytes:
-            flush()
-        shard[name] = tensor
-        weight_map[name] = count
-        filled += tensor.nbytes
-        total += tensor.nbytes
-    flush()
-    if count == 1:
-        (directory / "shard-0").rename(directory / SINGLE)
-        return
-    names = [f"model-{index + 1:05d}-of-{count:05d}.safetensors" for index in range(count)]
-    for index, name in enumerate(names):
-        (directory / f"shard-{index}").rename(directory / name)
-    index = {"metadata": {"total_size": total}, "weight_map": {k: names[v] for k, v in weight_map.items()}}
-    (directory / INDEX).write_bytes(pretty_json(index))
+    shards: list[list[str]] = [[]]
+    filled = total = 0
+    for name in tensors:
+        size = size_of(tensors, name)
+        if shards[-1] and filled + size > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+        total += size
+    count = len(shards)
+    files = [SINGLE] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    for file, shard in zip(files, shards, strict=True):
+        write_file(directory / file, tensors, shard, _METADATA)
+    if count > 1:
+        weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (directory / INDEX).write_bytes(pretty_json(index))
 
 
 class LazyTensors(Mapping[str, np.ndarray]):

@@ -12,7 +12,7 @@ from riftco.bundle.manifest import MANIFEST, file_digest, new_manifest, pretty_j
 from riftco.bundle.weights import SHARD_BYTES, write_weights
 from riftco.errors import BundleError, RiftcoError
 from riftco.models import DecoderConfig, check_params, flatten, named, unflatten
-from riftco.models.families import to_hf_config, to_published
+from riftco.models.families import Published, to_hf_config
 from riftco.types import PyTree
 
 CONFIG = "config.json"
@@ -35,6 +35,7 @@ def save(
     chat_template: str | None = None,
     force: bool = False,
     shard_bytes: int = SHARD_BYTES,
+    dtype: Any = None,
 ) -> str:
     """Write a bundle: a directory that transformers opens where a published family can express the configuration.
 
@@ -53,6 +54,7 @@ def save(
         chat_template: the Jinja template of a chat model.
         force: replace an existing bundle.
         shard_bytes: the most bytes of tensors in one file; 5 GB, as elsewhere.
+        dtype: cast the weights to this one as they are written, one tensor at a time.
 
     Returns:
         The artifact_id.
@@ -61,6 +63,7 @@ def save(
         BundleError: where the destination exists or cannot be written, the params are not the configuration's plain
             weights (adapters and packed weights are refused, by name), a value is not finite, or the tokenizer has
             more ids than the model has rows.
+        DomainError: where a weight is too large for `dtype`; its tensor is named.
     """
     arrays = _plain_arrays(params, config)
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
@@ -70,14 +73,15 @@ def save(
         )
     settings = _generation_settings(generation, tokenizer)
     ids = {name: settings.get(name) for name in TOKEN_IDS}
-    dtypes = {str(array.dtype) for array in arrays.values()}
-    dtype = dtypes.pop() if len(dtypes) == 1 else "float32"
+    tensors = Published(arrays, config, dtype=dtype)
+    dtypes = {str(tensors.dtype_of(name)) for name in tensors}
+    stored = dtypes.pop() if len(dtypes) == 1 else "float32"
     # Refuse bad lineage before a large write begins.
     new_manifest({}, stage=stage, parent=parent, fingerprints=fingerprints or {})
     with published(Path(directory), force=force) as place:
-        (place / CONFIG).write_bytes(pretty_json(to_hf_config(config, dtype=dtype, **ids)))
+        (place / CONFIG).write_bytes(pretty_json(to_hf_config(config, dtype=stored, **ids)))
         (place / GENERATION).write_bytes(pretty_json(settings))
-        write_weights(place, to_published(arrays, config), shard_bytes)
+        write_weights(place, tensors, shard_bytes)
         if tokenizer is not None:
             tokenizer.save(place)
             (place / TOKENIZER_CONFIG).write_bytes(

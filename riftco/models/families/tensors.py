@@ -1,11 +1,11 @@
-"""Tensor names and orientations of the published families, both ways, checked to be one to one.
+"""Tensor names and orientations of the published families, checked to be one to one, and params read by them.
 
 A rule maps one published tensor to one or several parameters: they are joined along the output axis (GPT-2's fused
 query, key and value) and transposed where the family stores [in, out] (GPT-2's Conv1D).
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -104,26 +104,6 @@ def _published(name: str, layout: str) -> str:
 def published_names(config: DecoderConfig, family: str | None = None) -> dict[str, str]:
     """{dotted parameter name: published tensor name}; GPT-2's query, key and value share their fused tensor."""
     return {name: rule.published for rule in rules(config, family) for name in rule.parameters}
-
-
-def to_published(
-    arrays: Mapping[str, Any], config: DecoderConfig, family: str | None = None
-) -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors of a family from the parameters of `named`, one at a time.
-
-    Args:
-        arrays: {dotted name: array}, as `named` gives it.
-        config: the decoder.
-        family: a model_type; by default `family_of(config)`.
-
-    Yields:
-        (published name, C-contiguous NumPy array) with the parameters' dtype.
-    """
-    for rule in rules(config, family):
-        parts = [np.asarray(arrays[name]) for name in rule.parameters]
-        joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        # safetensors writes the memory as it lies, so a transposed view must be copied into row-major order.
-        yield rule.published, np.ascontiguousarray(joined.T if rule.transposed else joined)
 
 
 def from_published(tensors: Mapping[str, Any], config: DecoderConfig, family: str | None = None) -> dict[str, Any]:
