@@ -85,7 +85,12 @@ def test_every_family_comes_back_bit_for_bit(tmp_path, name):
     reader = library.GGUFReader(path)
     assert reader.get_field("general.architecture").contents() == written.architecture
     assert {str(t.tensor_type.name) for t in reader.tensors} == {"F32"}
-    assert len(reader.get_field("tokenizer.ggml.tokens").contents()) == config.vocab_size
+    tokens, types = (reader.get_field(f"tokenizer.ggml.{key}").contents() for key in ("tokens", "token_type"))
+    count = tokenizer_of().vocab_size
+    assert len(tokens) == len(types) == config.vocab_size > count
+    assert tokens[count - 2 : count + 1] == ["<|endoftext|>", "<|user|>", f"[PAD{count}]"]
+    assert types == [1] * (count - 2) + [3] * 2 + [5] * (config.vocab_size - count)
+    assert reader.get_field("tokenizer.ggml.pre").contents() == "gpt-2"
     again = tmp_path / "again.gguf"
     gguf.write(again, model.params, config, model.tokenizer, chat_template=TEMPLATE, generation=settings, name="n")
     assert again.read_bytes() == path.read_bytes()
