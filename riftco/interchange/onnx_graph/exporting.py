@@ -47,7 +47,7 @@ def export(
     Args:
         model: what `riftco.bundle.load`, `riftco.interchange.huggingface.load` or `load` gave, or anything with their
             attributes `params`, `config`, `tokenizer`, `generation` and `chat_template`. A bundle's identity goes
-            along.
+            along (attribute `manifest`), so load it in its own dtype: `to_bundle` refuses weights that were cast.
         directory: where; it must not exist, unless `force`.
         opset: 23, with operators for attention, rotary embedding and RMSNorm; or 18, for older runtimes.
         external_bytes: with more bytes of tensors than this, both graphs share one file of them, `model.onnx_data`.
