@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from riftco.files import json_lines, new_directory, replace_file
+from riftco.files import json_lines, new_directory, new_file, replace_file
 
 
 def _full(*_: object) -> None:
@@ -87,3 +87,35 @@ def test_json_lines_say_what_is_no_object_and_what_is_torn(tmp_path):
     assert [line.number for line in lines] == [1, 3, 4, 5]
     assert [line.record for line in lines] == [{"a": "x\u2028y"}, None, {"a": 2}, None]
     assert [line.is_whole for line in lines] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_long_file_appears_whole_or_not_at_all_and_takes_no_others_place(tmp_path, monkeypatch, replace):
+    path = tmp_path / "sub" / "a.bin"
+    with pytest.raises(ZeroDivisionError), new_file(path, replace=replace) as file:
+        file.write(b"half")
+        _ = 1 / 0
+    assert os.listdir(tmp_path / "sub") == []
+    with new_file(path, replace=replace) as file:
+        file.write(b"____ world")
+        file.seek(0)
+        file.write(b"hell")
+    assert path.read_bytes() == b"hell world" and os.listdir(tmp_path / "sub") == ["a.bin"]
+    if replace:
+        with new_file(path, replace=True) as file:
+            file.write(b"again")
+        assert path.read_bytes() == b"again"
+        return
+    with pytest.raises(FileExistsError), new_file(path):
+        pass
+    late = tmp_path / "sub" / "late.bin"
+    with pytest.raises(FileExistsError), new_file(late) as file:
+        late.write_bytes(b"mine")
+    assert late.read_bytes() == b"mine"
+    monkeypatch.setattr(os, "link", _full)
+    with new_file(tmp_path / "sub" / "no_links.bin") as file:
+        file.write(b"x")
+    with pytest.raises(OSError, match="No space") as error, new_file(late.with_name("late2.bin")) as file:
+        late.with_name("late2.bin").write_bytes(b"mine")
+    assert error.value.filename == str(late.with_name("late2.bin"))
+    assert sorted(os.listdir(tmp_path / "sub")) == ["a.bin", "late.bin", "late2.bin", "no_links.bin"]

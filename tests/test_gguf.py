@@ -276,14 +276,13 @@ def test_a_bundle_comes_back_with_its_identity(tmp_path, name, dtype):
     params = params_of(config, dtype)
     identity = bundle.save(tmp_path / "a", params, config, tokenizer, generation={"top_k": 5}, **settings)
     source = bundle.load(tmp_path / "a")
-    parts = {"chat_template": source.chat_template, "generation": source.generation, "manifest": source.manifest}
-    gguf.write(tmp_path / "m.gguf", source.params, source.config, source.tokenizer, **parts)
+    gguf.export(source, tmp_path / "m.gguf")
     lineage = gguf.read_lineage(tmp_path / "m.gguf")
     assert lineage == (identity, "finetune", "a" * 64, {"seed": 3}, True)
     assert gguf.to_bundle(tmp_path / "m.gguf", tmp_path / "b") == identity
     for file in (tmp_path / "a").iterdir():
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), file.name
-    gguf.write(tmp_path / "small.gguf", source.params, source.config, source.tokenizer, type="q8_0", **parts)
+    gguf.export(source, tmp_path / "small.gguf", type="q8_0", name="small")
     gguf.to_bundle(tmp_path / "small.gguf", tmp_path / "c")
     manifest = bundle.load(tmp_path / "c").manifest
     assert (manifest["stage"], manifest["parent_artifact_id"]) == ("convert", identity)
@@ -320,7 +319,9 @@ def test_a_changed_file_is_noticed_and_a_requantized_one_is_not_ours_any_more(tm
         path.write_bytes(whole.replace(old, new, 1))
         with pytest.raises(BundleError, match=named):
             gguf.load(path)
-    old = b"general.file_type\x04\0\0\0\1"
+    gguf.write(path, params_of(config), config, tokenizer_of(), force=True)
+    assert gguf.read_lineage(path).is_exact
+    whole, old = path.read_bytes(), b"general.file_type\x04\0\0\0\0"
     path.write_bytes(whole.replace(old, old[:-1] + b"\2")[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:])
     assert gguf.load(path).config == config and not gguf.read_lineage(path).is_exact
 

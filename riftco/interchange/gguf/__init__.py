@@ -10,7 +10,7 @@ from riftco.interchange.gguf.container import Header, TensorInfo, read_header
 from riftco.interchange.gguf.identity import Lineage
 from riftco.interchange.gguf.loading import load, load_tokenizer, read_lineage, to_bundle
 from riftco.interchange.gguf.tensor_types import FILE_TYPES
-from riftco.interchange.gguf.writing import Written, write
+from riftco.interchange.gguf.writing import Written, export, write
 from riftco.interchange.huggingface import Model
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Model",
     "TensorInfo",
     "Written",
+    "export",
     "form_of",
     "load",
     "load_tokenizer",

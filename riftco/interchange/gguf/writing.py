@@ -42,6 +42,29 @@ class Written(NamedTuple):
     """Why it is riftco; None for the others."""
 
 
+def export(model: Any, path: str | os.PathLike[str], *, type: str = "f32", **options: Any) -> Written:
+    """`write` for a whole model: its tokenizer, chat template and settings go along, and a bundle's identity.
+
+    Args:
+        model: a `riftco.bundle.Bundle`, or a `Model` that `load` or `huggingface.load` gave.
+        path: the file.
+        type: as `write`.
+        **options: `name` and `force` of `write`.
+
+    Returns:
+        What was written.
+
+    Raises:
+        BundleError, ConfigError: as `write`.
+    """
+    parts = {
+        "chat_template": model.chat_template,
+        "generation": model.generation,
+        "manifest": getattr(model, "manifest", None),
+    }
+    return write(path, model.params, model.config, model.tokenizer, type=type, **{**parts, **options})
+
+
 def write(
     path: str | os.PathLike[str],
     params: PyTree,
