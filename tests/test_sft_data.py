@@ -291,6 +291,11 @@ def test_what_is_cut_and_what_is_left_out_is_counted(tmp_path):
         data.encode_examples(tokenizer, rows, 0)
 
 
+def test_a_cut_leaves_as_many_inputs_as_fit_and_their_targets():
+    assert [len(example(n).cut(4).ids) for n in (3, 5, 6, 9)] == [3, 5, 5, 5]
+    assert example(9).cut(4).weights.shape == (5,) and example(1).targets == 0 and example(5).targets == 4
+
+
 def test_preferences_are_pairs_that_differ(tmp_path):
     tokenizer = plain()
     rows = read(
@@ -449,10 +454,10 @@ def test_changing_one_packed_example_leaves_the_others_bit_identical(attention, 
         assert (after[here] != before[here]).any(axis=-1).all()
 
 
-def test_the_step_and_the_evaluator_pass_segments_and_positions_on(rng):
+def test_the_step_and_the_evaluator_pass_segments_and_positions_on():
     from riftco import train
 
-    encoded = encoded_set([14, 9, 6, 12, 13, 7, 20, 5], context=24, rng=rng)
+    encoded = encoded_set([14, 9, 6, 12, 13, 7, 20, 5], context=24, rng=np.random.default_rng(3))
     params = models.init(jax.random.key(2), LEARNED)
     total = targets = 0.0
     for one in encoded.items:
@@ -462,11 +467,8 @@ def test_the_step_and_the_evaluator_pass_segments_and_positions_on(rng):
         targets += one.targets
     windows = data.ExampleWindows(encoded, 2)
     result = train.evaluate(params, LEARNED, windows)
-    assert (
-        result.targets == targets == windows.target_count
-        and result.sequences == 8
-        and len(list(windows)) == len(windows) == 2
-    )
+    assert result.targets == targets == windows.target_count and result.sequences == 8
+    assert len(list(windows)) == len(windows) == 2
     assert result.loss == pytest.approx(total / targets, abs=1e-5)
     # One row of three is filled up: the same mean from a batch that is not full.
     assert train.evaluate(params, LEARNED, data.ExampleWindows(encoded, 3)).loss == pytest.approx(result.loss, abs=1e-5)
