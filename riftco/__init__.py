@@ -47,6 +47,7 @@ _SUBMODULES = (
     "tokenizers",
     "train",
     "tree",
+    "tune",
     "types",
 )
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from riftco import sampling
 from riftco.errors import ConfigError, DTypeError, IndexRangeError, ShapeError
+from riftco.models.adapters import Adapters
 from riftco.models.config import DecoderConfig
 from riftco.models.decoding import contiguous_cache, decode_step, decoding_params, paged_cache, prefill
 from riftco.models.rotary_tables import rope_tables
@@ -35,11 +36,12 @@ class Session:
     A call that raises leaves the session as it was. Not safe for use by two threads at a time.
 
     Args:
-        params: as `riftco.models.init` makes them.
+        params: as `riftco.models.init` makes them, or packed (`riftco.tune.quantize`): they stay packed.
         config: their configuration.
         cache: "contiguous", or "paged" (keys and values in pages behind a table); the logits are equal.
         page_size: positions in a page.
         dtype: compute dtype; None for the params' own.
+        adapters: low-rank adapters beside the linear layers (`riftco.tune.lora_init`), or None.
     """
 
     def __init__(
@@ -50,12 +52,13 @@ class Session:
         cache: str = "contiguous",
         page_size: int = 16,
         dtype: Any = None,
+        adapters: Adapters | None = None,
     ) -> None:
         if cache not in ("contiguous", "paged"):
             raise ConfigError(f"Session: cache must be 'contiguous' or 'paged'; got {cache!r}.")
         if page_size < 1:
             raise ConfigError(f"Session: page_size must be at least 1; got {page_size}.")
-        self._params, self.config = decoding_params(params, config, dtype), config
+        self._params, self.config = decoding_params(params, config, dtype, adapters), config
         self._kind, self._page_size = cache, page_size
         self._dtype = self._params.rest["token_embedding"]["weight"].dtype
         self.reset()
@@ -224,11 +227,12 @@ def generate(
     repetition_penalty: float = 1.0,
     seed: int = 0,
     stop_ids: Sequence[int] = (),
+    adapters: Adapters | None = None,
 ) -> list[int]:
     """Continue a prompt.
 
     Args:
-        params: as `riftco.models.init` makes them.
+        params: as `riftco.models.init` makes them, or packed (`riftco.tune.quantize`).
         config: their configuration.
         prompt_ids: 1 .. context token ids.
         max_tokens: how many ids are drawn at most.
@@ -239,6 +243,7 @@ def generate(
         repetition_penalty: divides positive and multiplies negative logits of tokens seen already; 1 is off.
         seed: equal seeds give equal ids; the draw at position p depends on (seed, p) alone.
         stop_ids: ids that end the text; they are not returned.
+        adapters: low-rank adapters beside the linear layers (`riftco.tune.lora_init`), or None.
 
     Returns:
         The new ids alone. Shorter than `max_tokens` only if a stop id was drawn.
@@ -249,7 +254,7 @@ def generate(
     """
     return list(
         stream(
-            Session(params, config),
+            Session(params, config, adapters=adapters),
             prompt_ids,
             max_tokens=max_tokens,
             temperature=temperature,

@@ -15,17 +15,23 @@ Params = Mapping[str, Any]
 
 
 def linear(params: Params, x: Array) -> Array:
-    """`x Wᵀ + b`.
+    """`x Wᵀ + b`, and what an adapter adds.
 
     Args:
-        params: "weight" [O, I] and, where there is one, "bias" [O].
+        params: "weight" [O, I], floating or an `ops.NF4Array`; where there is one, "bias" [O]; where there is one,
+            "adapter", a function [..., I] -> [..., O].
         x: [..., I].
 
     Returns:
         [..., O].
     """
-    chex.assert_rank(params["weight"], 2)
-    return ops.linear(x, params["weight"], params.get("bias"))
+    weight, bias, adapter = params["weight"], params.get("bias"), params.get("adapter")
+    if isinstance(weight, ops.NF4Array):
+        out = ops.nf4_linear(x, weight, bias)
+    else:
+        chex.assert_rank(weight, 2)
+        out = ops.linear(x, weight, bias)
+    return out if adapter is None else out + adapter(x)
 
 
 def norm(params: Params, x: Array, *, eps: float) -> Array:

@@ -188,7 +188,7 @@ def test_compiled_size_does_not_grow_with_depth() -> None:
         (lambda p: forward(p, np.full((1, 2), 27, np.int32), GPT), IndexRangeError, r"\[0, 27\)"),
         (lambda p: forward(p, np.full((1, 2), -1, np.int32), GPT), IndexRangeError, r"\[0, 27\)"),
         (lambda p: forward(p, TOKENS, GPT, grad_checkpoint="all"), ConfigError, "'none' or 'block'"),
-        (lambda p: forward(p, TOKENS, GPT, adapters={}), NotImplementedError, "adapters"),
+        (lambda p: forward(p, TOKENS, GPT, adapters={}), TypeError, "adapters"),
         (lambda p: forward(p, TOKENS, GPT, attention="fast"), ConfigError, "plain, blockwise"),
         (lambda p: forward(p, TOKENS, GPT, attention="cudnn"), NotImplementedError, "cudnn"),
         (lambda p: forward(p, TOKENS, GPT, positions=np.zeros((3, 16), np.int32)), ShapeError, "positions"),

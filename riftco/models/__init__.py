@@ -1,5 +1,6 @@
 """One decoder for every family: its configuration, parameters, names and forward pass."""
 
+from riftco.models.adapters import Adapters
 from riftco.models.config import DecoderConfig
 from riftco.models.decoder import forward, loss
 from riftco.models.initialization import init, reference_init
@@ -20,6 +21,7 @@ from riftco.models.specification import (
 
 __all__ = [
     "PRESETS",
+    "Adapters",
     "DecoderConfig",
     "LeafSpec",
     "Snapshot",

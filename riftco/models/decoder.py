@@ -16,7 +16,8 @@ import numpy as np
 from riftco import layers, ops
 from riftco.autodiff import checkpoint, scan
 from riftco.autodiff.box import is_floating
-from riftco.errors import ConfigError, ShapeError, UnsupportedError
+from riftco.errors import ConfigError, ShapeError
+from riftco.models.adapters import Adapters, attach
 from riftco.models.config import DecoderConfig
 from riftco.models.rotary_tables import rope_tables
 from riftco.tree import describe
@@ -24,6 +25,7 @@ from riftco.types import Array, Key, PyTree
 
 # Above this many logits at a time the head and the loss are fused and run in chunks.
 _FUSED_LOSS_LOGITS = 2**24
+_LOSS_CHUNK = 512  # positions whose logits exist at a time
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,17 @@ class Block:
 
 
 def cast(params: PyTree, dtype: Any) -> PyTree:
-    """Floating leaves in the compute dtype; gradients come back in the params' own."""
+    """Floating leaves in the compute dtype; gradients come back in the params' own.
+
+    Packed weights stay as they are: their numbers are decoded to the dtype of what they are multiplied with.
+    """
     if dtype is None:
         return params
-    return jax.tree_util.tree_map(lambda leaf: ops.astype(leaf, dtype) if is_floating(leaf) else leaf, params)
+    return jax.tree_util.tree_map(
+        lambda leaf: ops.astype(leaf, dtype) if is_floating(leaf) else leaf,
+        params,
+        is_leaf=lambda node: isinstance(node, ops.NF4Array),
+    )
 
 
 def embed(params: PyTree, tokens: Array, config: DecoderConfig, positions: Any, dtype: Any) -> Array:
@@ -141,11 +150,10 @@ def hidden_states(
     positions: Array | None = None,
     dtype: Any = None,
     unroll: int | bool = 1,
-    adapters: PyTree = None,
+    adapters: Adapters | None = None,
 ) -> Array:
     """The stream after the last block and the final norm, [B, T, D]; options as `forward`."""
-    if adapters is not None:
-        raise UnsupportedError("forward: adapters must be None; this version of riftco has no adapters yet.")
+    params = attach(params, adapters, config, dropout_key)
     if grad_checkpoint not in ("none", "block"):
         raise ConfigError(f"forward: grad_checkpoint must be 'none' or 'block'; got {grad_checkpoint!r}.")
     tokens, positions = _check_tokens(tokens, config, positions)
@@ -162,24 +170,30 @@ def hidden_states(
     return layers.norm(cast(params["final_norm"], dtype), x, eps=config.norm_eps)
 
 
-def head(params: PyTree, config: DecoderConfig, dtype: Any) -> tuple[Array, Array | None]:
-    """The weight [V, D] and the bias [V] or None of the language-model head."""
+def head(params: PyTree, config: DecoderConfig, dtype: Any) -> PyTree:
+    """What `layers.linear` needs for the language-model head; a tied one has the embedding's weight [V, D]."""
     own = params.get("language_model_head", {})
-    weight = (params["token_embedding"] if config.tie_embeddings else own)["weight"]
-    return cast(weight, dtype), cast(own.get("bias"), dtype)
+    return cast({**own, "weight": params["token_embedding"]["weight"]} if config.tie_embeddings else own, dtype)
+
+
+def _attached(params: PyTree, config: DecoderConfig, options: dict[str, Any]) -> tuple[PyTree, dict[str, Any]]:
+    """The params with their adapters beside them, and the options that are left."""
+    rest = {name: value for name, value in options.items() if name != "adapters"}
+    return attach(params, options.get("adapters"), config, options.get("dropout_key")), rest
 
 
 def forward(params: PyTree, tokens: Array, config: DecoderConfig, **options: Any) -> Array:
     """Logits of every position.
 
     Args:
-        params: as `riftco.models.init` makes them.
+        params: as `riftco.models.init` makes them, or packed (`riftco.tune.quantize`).
         tokens: integers [B, T], T <= context, entries in [0, V).
         config: the configuration that the params belong to.
         **options: `attention`, an implementation of `ops.attention` or None for the fastest; `grad_checkpoint`, "none"
             or "block"; `dropout_key`, a key that turns dropout on; `segment_ids`, int [B, T], positions attend within
             their own segment; `positions`, int [T] or [B, T]; `dtype`, the compute dtype (None for the params' own);
-            `unroll`, how many layers of the scan are laid out in one iteration; `adapters`, None in this version.
+            `unroll`, how many layers of the scan are laid out in one iteration; `adapters`, low-rank adapters beside
+            the linear layers (`riftco.tune.lora_init`), or None.
 
     Returns:
         [B, T, V] in the compute dtype.
@@ -187,9 +201,9 @@ def forward(params: PyTree, tokens: Array, config: DecoderConfig, **options: Any
     Raises:
         ShapeError: if the tokens do not fit. IndexRangeError: for a concrete id out of range; under jit its row is NaN.
     """
+    params, options = _attached(params, config, options)
     x = hidden_states(params, tokens, config, **options)
-    weight, bias = head(params, config, options.get("dtype"))
-    return ops.linear(x, weight, bias)
+    return layers.linear(head(params, config, options.get("dtype")), x)
 
 
 def loss(
@@ -207,7 +221,7 @@ def loss(
     """The mean cross entropy, in nats, of the counted targets.
 
     Args:
-        params: as `riftco.models.init` makes them.
+        params: as `riftco.models.init` makes them, or packed (`riftco.tune.quantize`).
         tokens: integers [B, T].
         targets: integers [B, T]; what each position should predict.
         config: the configuration that the params belong to.
@@ -220,10 +234,48 @@ def loss(
     Returns:
         A scalar in float32 or wider. Large logits are never held whole: head and loss then run chunk by chunk.
     """
+    params, options = _attached(params, config, options)
     x = hidden_states(params, tokens, config, **options)
-    weight, bias = head(params, config, options.get("dtype"))
+    last = head(params, config, options.get("dtype"))
     extra = {"weights": weights, "reduction": reduction, "label_smoothing": label_smoothing, "z_loss": z_loss}
     targets = jnp.asarray(targets)
-    if targets.size * config.vocab_size > _FUSED_LOSS_LOGITS:
-        return ops.linear_cross_entropy(x, weight, targets, bias=bias, **extra)
-    return ops.cross_entropy(ops.linear(x, weight, bias), targets, **extra)
+    if targets.size * config.vocab_size <= _FUSED_LOSS_LOGITS:
+        return ops.cross_entropy(layers.linear(last, x), targets, **extra)
+    if "adapter" in last or isinstance(last["weight"], ops.NF4Array):
+        return _chunked_loss(last, x, targets, **extra)
+    return ops.linear_cross_entropy(x, last["weight"], targets, bias=last.get("bias"), **extra)
+
+
+def _chunked_loss(
+    last: PyTree, x: Array, targets: Array, *, weights: Array | None, reduction: str, **extra: Any
+) -> Array:
+    """`linear_cross_entropy` for a head that is packed or adapted: each chunk's logits are made again for its gradient.
+
+    Args:
+        last: the head's params.
+        x: [B, T, D].
+        targets: integers [B, T].
+        weights: floating [B, T], or None.
+        reduction: "mean" or "sum".
+        **extra: see `ops.cross_entropy`.
+    """
+    weights = jnp.ones(targets.shape, jnp.float32) if weights is None else jnp.asarray(weights)
+    size = min(_LOSS_CHUNK, targets.size)
+    missing = -targets.size % size  # rows of weight 0 fill the last chunk
+    flat = ops.reshape(x, (-1, x.shape[-1]))
+    if missing:
+        flat = ops.concatenate([flat, jnp.zeros((missing, flat.shape[1]), flat.dtype)], 0)
+    cut = lambda rows: jnp.pad(jnp.reshape(rows, -1), (0, missing)).reshape(-1, size)
+
+    def chunk(x: Array, targets: Array, weights: Array, last: PyTree) -> Array:
+        return ops.cross_entropy(layers.linear(last, x), targets, weights=weights, reduction="sum", **extra)
+
+    def body(total: Array, rows: Any, last: PyTree) -> tuple[Array, tuple[()]]:
+        return total + checkpoint(chunk)(*rows, last), ()
+
+    rows = (ops.reshape(flat, (-1, size, flat.shape[1])), cut(targets), cut(weights))
+    total, _ = scan(body, jnp.zeros((), jnp.promote_types(x.dtype, jnp.float32)), rows, last)
+    if reduction == "sum":
+        return total
+    count = jnp.sum(weights.astype(total.dtype))
+    return total / jnp.where(count == 0, jnp.ones((), total.dtype), count)

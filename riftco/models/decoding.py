@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from riftco import layers, ops
+from riftco.models.adapters import Adapters, attach
 from riftco.models.config import DecoderConfig
 from riftco.models.decoder import cast, embed, head
 from riftco.models.rotary_tables import rope_tables
@@ -31,15 +32,18 @@ class DecodingParams(NamedTuple):
     rest: PyTree  # embeddings, final norm, head
 
 
-def decoding_params(params: PyTree, config: DecoderConfig, dtype: Any = None) -> DecodingParams:
+def decoding_params(
+    params: PyTree, config: DecoderConfig, dtype: Any = None, adapters: Adapters | None = None
+) -> DecodingParams:
     """Cut the stacked params once, so that no decoding step has to.
 
     Args:
-        params: as `riftco.models.init` makes them.
+        params: as `riftco.models.init` makes them, or packed (`riftco.tune.quantize`): they stay packed.
         config: their configuration.
         dtype: compute dtype; None for the params' own.
+        adapters: low-rank adapters beside the linear layers, or None.
     """
-    params = cast(params, None if dtype is None else jnp.dtype(dtype))
+    params = cast(attach(params, adapters, config), None if dtype is None else jnp.dtype(dtype))
     blocks = tuple(
         jax.tree_util.tree_map(lambda leaf, i=i: jnp.asarray(leaf)[i], params["blocks"]) for i in range(config.layers)
     )
@@ -141,7 +145,7 @@ def _block(config: DecoderConfig, params: PyTree, x: Array, rope: Any, attend: A
 
 def _logits(params: DecodingParams, x: Array, config: DecoderConfig) -> Array:
     x = layers.norm(params.rest["final_norm"], x, eps=config.norm_eps)
-    return ops.linear(x, *head(params.rest, config, None))
+    return layers.linear(head(params.rest, config, None), x)
 
 
 @functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("cache",))

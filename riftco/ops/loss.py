@@ -185,9 +185,12 @@ def _chunked_value(xs: Any, targets: Any, ws: Any, weight: Any, bias: Any, smoot
     return scan(body, zero, (xs, targets, ws), weight, bias)[0]
 
 
-def _chunked_fwd(xs: Any, targets: Any, ws: Any, weight: Any, bias: Any, smoothing: float, z_loss: float) -> Any:
+def _chunked_fwd(
+    xs: Any, targets: Any, ws: Any, weight: Any, bias: Any, smoothing: float, z_loss: float, needs: tuple[bool, ...]
+) -> Any:
     """The value, and at once the gradients for a unit cotangent: no logits outlive their chunk, none is made twice."""
     dtype = statistics_dtype(xs)
+    wanted = [p if needed else None for p, needed in zip((weight, bias), (*needs[3:], False), strict=False)]
 
     def body(carry: Any, chunk: Any, weight: Any, bias: Any) -> Any:
         total, dweight, dbias = carry
@@ -196,16 +199,16 @@ def _chunked_fwd(xs: Any, targets: Any, ws: Any, weight: Any, bias: Any, smoothi
         value, lse = _rows(logits, t, w, smoothing, z_loss)
         d = _dlogits(logits, lse, t, astype(_poisoned(w, t, weight.shape[0]), dtype), smoothing, z_loss)
         dbias = None if dbias is None else dbias + astype(sum(d, 0), dtype)
-        dweight = dweight + astype(dot(d, x, contract=(0, 0)), dtype)
+        dweight = None if dweight is None else dweight + astype(dot(d, x, contract=(0, 0)), dtype)
         return (total + value, dweight, dbias), dot(d, weight, contract=(1, 0))
 
     start = (
         jnp.zeros((), dtype),
-        jnp.zeros(weight.shape, dtype),
-        None if bias is None else jnp.zeros(bias.shape, dtype),
+        *(None if p is None else jnp.zeros(p.shape, dtype) for p in wanted),
     )
     (total, dweight, dbias), dxs = scan(body, start, (xs, targets, ws), weight, bias)
-    return total, (dxs, astype(dweight, weight.dtype), None if bias is None else astype(dbias, bias.dtype))
+    dweight, dbias = (None if p is None else astype(d, p.dtype) for d, p in zip((dweight, dbias), wanted, strict=True))
+    return total, (dxs, dweight, dbias)
 
 
 def _chunked_bwd(saved: Any, ct: Any, smoothing: float, z_loss: float) -> Any:
@@ -214,7 +217,7 @@ def _chunked_bwd(saved: Any, ct: Any, smoothing: float, z_loss: float) -> Any:
     return scaled[0], None, None, scaled[1], scaled[2]
 
 
-_chunked = Op("linear_cross_entropy", impl=_chunked_value, fwd=_chunked_fwd, bwd=_chunked_bwd)
+_chunked = Op("linear_cross_entropy", impl=_chunked_value, fwd=_chunked_fwd, bwd=_chunked_bwd, takes_needs=True)
 
 
 def linear_cross_entropy(
@@ -254,7 +257,7 @@ def linear_cross_entropy(
 
     Gradient:
         computed chunk by chunk beside the value, from dlogits: dx = dlogits W, dW = dlogitsᵀ x, db = sum dlogits.
-        Saves these three. Any order.
+        Saves dx, and of the other two what is wanted. Any order.
     """
     who = "linear_cross_entropy"
     x, weight = validate.floating(who, "x", x), validate.floating(who, "weight", weight)
