@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import riftco
-from riftco import models, ops
+from riftco import _compat, models, ops
 from riftco.errors import DomainError, DTypeError, IndexRangeError, RiftcoError, ShapeError, UnsupportedError
 
 # ------------------------------------------------------------------------------------------------ narrow integers
@@ -137,3 +137,44 @@ def test_a_constant_may_be_checked_inside_jit_scan_and_vmap() -> None:
     negative = -a
     with pytest.raises(DomainError):
         jax.jit(lambda k: k * ops.log(negative))(jnp.ones(3))
+
+
+# ------------------------------------------------------------------------------------------------ attention's arguments
+
+
+@pytest.mark.parametrize(
+    "shapes", [((0, 3, 2, 4), (0, 3, 1, 4)), ((1, 0, 2, 4), (1, 3, 1, 4)), ((1, 40, 2, 4), (1, 0, 1, 4))]
+)
+@pytest.mark.parametrize("implementation", [None, "plain", "blockwise"])
+def test_where_there_is_nothing_to_attend_attention_is_zeros(shapes, implementation):
+    q, k = (jnp.ones(shape) for shape in shapes)
+    out, pull = riftco.vjp(lambda q, k, v: ops.attention(q, k, v, implementation=implementation), q, k, k)
+    assert out.shape == q.shape and not np.any(out)
+    assert [g.shape for g in pull(out)] == [q.shape, k.shape, k.shape] and not any(np.any(g) for g in pull(out))
+    assert ops.attention_weights(q, k).shape == (q.shape[0], 2, q.shape[1], k.shape[1])
+
+
+def test_numbers_that_attention_cannot_use_are_refused():
+    q = jnp.ones((1, 4, 1, 8))
+    for options in (
+        {"logits_soft_cap": np.inf}, {"logits_soft_cap": 0.0}, {"scale": np.nan}, {"scale": "x"}, {"q_offset": 2**31},
+    ):  # fmt: skip
+        with pytest.raises(RiftcoError, match=r"attention: .* must"):
+            ops.attention(q, q, q, **options)
+    with pytest.raises(RiftcoError, match="scale must be finite"):
+        jax.jit(lambda scale: ops.attention(q, q, q, scale=scale))(0.5)
+    with pytest.raises(ShapeError, match="G dividing H"):
+        ops.attention(q, q, q[..., :4])
+    with pytest.raises(ShapeError, match="G dividing H"):
+        ops.attention(q, q[:, :, :0], q[:, :, :0])
+
+
+def test_windows_offsets_and_lengths_past_int32_are_what_they_say():
+    q = jnp.arange(32.0).reshape(1, 4, 1, 8) / 32
+    for causal in (True, False):
+        whole = ops.attention(q, q, q, causal=causal)
+        assert np.array_equal(whole, ops.attention(q, q, q, causal=causal, window=2**31))
+    assert np.array_equal(ops.attention(q, q, q, q_offset=np.int64(2)), ops.attention(q, q, q, q_offset=2))
+    with _compat.enable_x64(True):
+        long = ops.attention(q, q, q, causal=False, kv_lengths=np.array([2**32 + 1]))
+    assert np.array_equal(long, ops.attention(q, q, q, causal=False))

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from riftco.autodiff.box import Box, unbox
 from riftco.autodiff.tape import Op
-from riftco.errors import ConfigError
 from riftco.ops import blockwise, validate
 from riftco.ops.elementwise import astype, exp, tanh, where
 from riftco.ops.linalg import einsum
@@ -174,19 +173,17 @@ def _prepare(q: Any, k: Any, v: Any, scale: Any, cap: Any, options: dict[str, An
     who = "attention"
     q, k, v = (validate.floating(who, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     validate.same_dtype(who, q, k, v)
-    fits = q.ndim == k.ndim == v.ndim == 4 and q.shape[0] == k.shape[0] and tuple(k.shape[:3]) == tuple(v.shape[:3])
-    fits = fits and q.shape[3] == k.shape[3] and q.shape[2] % k.shape[2] == 0
+    fits = q.ndim == k.ndim == 4 and q.shape[0] == k.shape[0] and tuple(k.shape) == tuple(v.shape)
+    fits = fits and q.shape[3] == k.shape[3] > 0 and k.shape[2] > 0 and q.shape[2] % k.shape[2] == 0
     validate.require(
         who,
         fits,
         "q must be [B, T, H, K], k and v [B, S, G, K] with G dividing H",
         f"{list(q.shape)}, {list(k.shape)} and {list(v.shape)}",
     )
-    if cap is not None and not cap > 0:
-        raise ConfigError(f"{who}: logits_soft_cap must be positive or None; got {cap}.")
     sees = visibility(q.shape[0], q.shape[1], k.shape[1], **options)
-    # Python numbers: a NumPy scalar would bring its own dtype.
-    return q, k, v, sees, float(q.shape[3] ** -0.5 if scale is None else scale), None if cap is None else float(cap)
+    factor = q.shape[3] ** -0.5 if scale is None else validate.finite(who, "scale", scale)
+    return q, k, v, sees, factor, None if cap is None else validate.finite(who, "logits_soft_cap", cap, positive=True)
 
 
 def attention(
@@ -217,7 +214,7 @@ def attention(
         k: keys [B, S, G, K]; query head h reads key head h // (H / G).
         v: values [B, S, G, K].
         causal: hide later positions.
-        window: a query sees `window` keys, its own included; None for all.
+        window: a query sees `window` keys, its own included (not causal: on either side of it); None for all.
         q_segment_ids: int [B, T], given together with `kv_segment_ids`.
         kv_segment_ids: int [B, S].
         q_offset: position of the first query: an int, or int32 [B].
@@ -226,8 +223,8 @@ def attention(
         scale: None for 1/sqrt(K).
         implementation: "plain" holds all scores [B, H, T, S]; "blockwise" holds one block of queries, skips what is
             masked, and saves no more than a few times q, k and v; "pallas_tpu", "pallas_triton" and
-            "pallas_mosaic_gpu" are Flash kernels, "cudnn" is NVIDIA's. None takes the fastest for the device that
-            supports the call (`riftco doctor --kernels`).
+            "pallas_mosaic_gpu" are Flash kernels, "cudnn" is NVIDIA's. None takes the one preferred on the device
+            that supports the call (`riftco doctor --kernels`).
         interpret: True runs a kernel by its interpreter, on any device; an interpreter's own parameters are handed
             to it. The two XLA rules have none and refuse it.
 
@@ -257,6 +254,8 @@ def attention(
         "kv_lengths": kv_lengths,
     }
     q, k, v, sees, factor, cap = _prepare(q, k, v, scale, logits_soft_cap, options)
+    if 0 in (*q.shape, *k.shape):  # nothing sees anything
+        return where(jnp.zeros(q.shape, bool), q, 0.0)
     how = choose(implementation, unbox(q), unbox(k), unbox(v), sees, cap, interpret)
     return _attention(q, k, v, sees, call=Call(factor, cap, how, interpret))
 
@@ -306,5 +305,7 @@ def attention_weights(
         "kv_lengths": kv_lengths,
     }
     q, k, _, sees, factor, cap = _prepare(q, k, k, scale, logits_soft_cap, options)
+    if 0 in (*q.shape, *k.shape):
+        return jnp.zeros((q.shape[0], q.shape[2], q.shape[1], k.shape[1]), statistics_dtype(q))
     weights = plain_weights(q, _silence(k, sees), sees, factor, cap)
     return reshape(weights, (q.shape[0], q.shape[2], q.shape[1], k.shape[1]))

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from riftco.autodiff.box import unbox
 from riftco.errors import ConfigError
@@ -10,6 +11,8 @@ from riftco.ops import validate
 from riftco.pallas.core.visibility import Visibility
 
 __all__ = ["Visibility", "visibility"]
+
+FARTHEST = 2**30  # positions and windows are int32, and so are their sums
 
 
 def visibility(
@@ -30,7 +33,11 @@ def visibility(
         size = validate.index(window)
         if size is None or size < 1:
             raise ConfigError(f"{who}: window must be a positive integer or None; got {window!r}.")
-        window = size
+        window = min(size, FARTHEST)
+    if isinstance(q_offset, int | np.integer):
+        q_offset = int(q_offset)
+        if abs(q_offset) > FARTHEST:
+            raise ConfigError(f"{who}: q_offset must lie within {FARTHEST} of 0; got {q_offset}.")
     if (q_segment_ids is None) != (kv_segment_ids is None):
         raise ConfigError(f"{who}: q_segment_ids and kv_segment_ids must be given together.")
     arrays = {}
@@ -48,6 +55,8 @@ def visibility(
         if name == "q_offset" and value.ndim == 0:
             value = jnp.broadcast_to(value, (batch,))
         validate.require(who, tuple(value.shape) == shape, f"{name} must be {list(shape)}", list(value.shape))
+        if name == "kv_lengths":  # before it is narrowed: 2^32 + 5 keys are not 5
+            value = jnp.clip(value, 0, keys)
         arrays[name] = value.astype(jnp.int32) if name in ("q_offset", "kv_lengths") else value
     return Visibility(
         arrays["q_segment_ids"],

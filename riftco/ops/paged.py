@@ -15,7 +15,7 @@ from riftco.autodiff.tape import Op
 from riftco.errors import ConfigError, IndexRangeError
 from riftco.ops import attend, validate
 from riftco.ops.elementwise import where
-from riftco.ops.masks import Visibility
+from riftco.ops.masks import FARTHEST, Visibility
 from riftco.pallas import dispatch
 from riftco.types import Array
 
@@ -249,8 +249,8 @@ def paged_attention(
         logits_soft_cap: c, for scores `c tanh(score / c)`; or None.
         scale: None for 1/sqrt(K).
         implementation: "plain" and "blockwise" gather the pages and are those rules of `attention`; "pallas_tpu" and
-            "pallas_triton" are kernels that read the pages where they lie. None takes the fastest for the device that
-            supports the call (`riftco doctor --kernels`).
+            "pallas_triton" are kernels that read the pages where they lie. None takes the device's
+            preferred one that supports the call (`riftco doctor --kernels`).
         interpret: True runs a kernel by its interpreter, on any device; an interpreter's own parameters are handed
             to it. The XLA rules have none and refuse it.
 
@@ -285,12 +285,9 @@ def paged_attention(
         size = validate.index(window)
         if size is None or size < 1:
             raise ConfigError(f"{who}: window must be a positive integer or None; got {window!r}.")
-        window = size
-    if logits_soft_cap is not None and not logits_soft_cap > 0:
-        raise ConfigError(f"{who}: logits_soft_cap must be positive or None; got {logits_soft_cap}.")
-    # Python numbers: a NumPy scalar would bring its own dtype.
-    cap = None if logits_soft_cap is None else float(logits_soft_cap)
-    factor = float(width**-0.5 if scale is None else scale)
+        window = min(size, FARTHEST)
+    cap = None if logits_soft_cap is None else validate.finite(who, "logits_soft_cap", logits_soft_cap, positive=True)
+    factor = width**-0.5 if scale is None else validate.finite(who, "scale", scale)
     arrays = unbox(q), unbox(k_pages), unbox(v_pages)
     how = dispatch.choose(who, implementation, _rule(queries), interpret, arrays, *arrays, table, window, cap)
     rows = _rows(who, lengths, query_lengths, table, queries, pool, window)

@@ -1,5 +1,6 @@
 """Checks that ops make on their arguments: on shapes and dtypes always, on data when it can be looked at."""
 
+import math
 import operator
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from riftco import _compat
 from riftco.autodiff.box import is_floating, unbox
-from riftco.errors import DomainError, DTypeError, IndexRangeError, ShapeError, domain_checks_enabled
+from riftco.errors import ConfigError, DomainError, DTypeError, IndexRangeError, ShapeError, domain_checks_enabled
 from riftco.tree import describe
 
 
@@ -39,6 +40,18 @@ def index(value: Any) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
+
+
+def finite(who: str, name: str, value: Any, *, positive: bool = False) -> float:
+    """A finite number as a Python float: a NumPy scalar would bring its own dtype, and NaN is not equal to itself."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number) or (positive and number <= 0):
+        kind = "positive and finite" if positive else "finite"
+        raise ConfigError(f"{who}: {name} must be {kind}, a Python number or None; got {value!r}.")
+    return number
 
 
 def array(who: str, name: str, x: Any) -> Any:

@@ -112,7 +112,7 @@ def _most(a: Any, b: Any) -> Any:
 
 
 @jax.tree_util.register_pytree_node_class
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Visibility:
     """The options of `ops.attention` that decide what is seen; arrays are leaves, the rest is static."""
 

@@ -40,6 +40,8 @@ def unsupported(q: Any, k: Any, v: Any, sees: Visibility, cap: float | None) -> 
         return f"it takes bfloat16 or float16, of which Hopper's matrix unit is made; got {q.dtype}"
     if q.shape[3] not in WIDTHS or v.shape[3] != q.shape[3]:
         return f"it takes heads {' or '.join(map(str, WIDTHS))} wide; got {q.shape[3]}"
+    if any(x is not None and jnp.dtype(x.dtype).itemsize > 4 for x in (sees.q_segment_ids, sees.kv_segment_ids)):
+        return "segment ids must be of at most 32 bits"
     if 0 in (*q.shape, *k.shape):
         return "it takes no empty arrays"
     if q.shape[0] > LARGEST_BATCH:
