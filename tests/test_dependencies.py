@@ -54,7 +54,12 @@ def test_a_plain_install_brings_what_the_package_imports_and_no_more():
 def test_the_extras_bring_what_the_tests_and_the_races_import():
     # pytest loads its plugin by itself: the default options ask for it.
     plugins = {"pytest-xdist"}
-    assert imported(ROOT / "tests") - RUNTIME == EXTRAS["test"] - plugins | {"torch", "transformers", "bitsandbytes", "flax"}
+    assert imported(ROOT / "tests") - RUNTIME == EXTRAS["test"] - plugins | {
+        "torch",
+        "transformers",
+        "bitsandbytes",
+        "flax",
+    }
     assert plugins <= EXTRAS["test"] and "-n auto" in OPTIONS
     assert imported(ROOT / "riftco") - RUNTIME <= EXTRAS["test"] | EXTRAS["parity"] | EXTRAS["flax"]
     assert {"torch", "transformers", "bitsandbytes"} <= EXTRAS["parity"]
