@@ -1,5 +1,6 @@
 """Every published family beside Hugging Face transformers: small random models, imported and exported, no downloads."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from riftco import bundle
-from riftco.interchange import family_of, huggingface
+from riftco.errors import ConfigError
+from riftco.interchange import family_of, huggingface, to_published
 from riftco.models import init, named, parameter_count, preset
 from riftco.oracle.decoder import decoder_logits
 
@@ -26,6 +28,7 @@ pytestmark = [
 ]
 
 TOLERANCE = 1e-4  # float32 logits of two independent implementations
+GRADIENTS = 1e-4  # and of the gradients of their loss
 SIZES = {"vocab_size": 67, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 56}
 SIZES = {**SIZES, "max_position_embeddings": 64, "num_key_value_heads": 2, "initializer_range": 0.3}
 GPT2 = {"vocab_size": 67, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, "initializer_range": 0.3}
@@ -40,7 +43,10 @@ THETA = {"rope_type": "default", "rope_theta": 5e5}
 MODELS = {
     "gpt2": ("GPT2", GPT2),
     "gpt2-untied-erf": ("GPT2", {**GPT2, "tie_word_embeddings": False, "activation_function": "gelu", "n_inner": 48}),
+    "gpt2-odd-heads": ("GPT2", {**GPT2, "n_embd": 15, "n_head": 3, "n_inner": 22}),
     "llama": ("Llama", {**SIZES, "rope_parameters": THETA}),
+    "smollm2": ("Llama", {**SIZES, "hidden_size": 36, "num_attention_heads": 9, "num_key_value_heads": 3,
+                          "rope_parameters": THETA, "tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
     "llama-tied": ("Llama", {**SIZES, "tie_word_embeddings": True}),
     "llama-rope-llama3": ("Llama", {**SIZES, "rope_parameters": LLAMA3}),
     "llama-rope-yarn": ("Llama", {**SIZES, "rope_parameters": YARN}),
@@ -52,7 +58,8 @@ MODELS = {
     "qwen2-window": ("Qwen2", {**SIZES, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 0}),
     "qwen3": ("Qwen3", {**SIZES, "head_dim": 12, "rope_parameters": THETA}),
     "qwen3-tied": ("Qwen3", {**SIZES, "head_dim": 8, "tie_word_embeddings": True}),
-}
+    "qwen3-window": ("Qwen3", {**SIZES, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 0}),
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -142,6 +149,74 @@ def test_exported_bundles_open_in_transformers(name, tmp_path, tokens):
         np.testing.assert_array_equal(again.state_dict()[key], theirs, err_msg=key)
     text = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert text["eos_token_id"] is None and again.generation_config.eos_token_id is None
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-untied-erf", "llama-rope-llama3", "llama-biases", "smollm2"])
+def test_gradients_of_the_loss_are_those_of_torch(name, tmp_path, tokens):
+    import torch
+
+    import riftco
+    from riftco import models
+
+    model = random_model(*MODELS[name]).eval()
+    model.save_pretrained(tmp_path / "theirs")
+    params, config, *_ = huggingface.load(tmp_path / "theirs")
+    given = torch.tensor(tokens)
+    expected = model(given, labels=given).loss
+    expected.backward()
+
+    def loss(p):
+        inputs, targets = (jnp.asarray(part, jnp.int32) for part in (tokens[:, :-1], tokens[:, 1:]))
+        return models.loss(p, inputs, targets, dataclasses.replace(config, dropout=0.0))
+
+    with jax.default_matmul_precision("highest"):
+        value, grads = jax.jit(riftco.value_and_grad(loss))(params)
+    np.testing.assert_allclose(value, expected.item(), atol=GRADIENTS, rtol=0)
+    ours = dict(to_published(named(grads, config), config, model.config.model_type))
+    theirs = {key: parameter.grad.numpy() for key, parameter in model.named_parameters()}
+    assert set(ours) == set(theirs) and max(np.abs(gradient).max() for gradient in theirs.values()) > 1e-2
+    for key, gradient in theirs.items():
+        np.testing.assert_allclose(ours[key], gradient, atol=GRADIENTS, rtol=0, err_msg=key)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_shards_and_narrow_dtypes_are_read_as_they_were_written(dtype, tmp_path, tokens):
+    import torch
+    import transformers
+
+    model = random_model(*MODELS["llama-tied"]).to(getattr(torch, dtype))
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="8KB")
+    assert len(list((tmp_path / "theirs").glob("model-*.safetensors"))) > 2
+    params, config, *_ = huggingface.load(tmp_path / "theirs")
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"float32"}
+    wide = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=torch.float32).eval()
+    np.testing.assert_allclose(our_logits(params, config, tokens), their_logits(wide, tokens), atol=TOLERANCE, rtol=0)
+    stored, *_ = huggingface.load(tmp_path / "theirs", dtype="stored")
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(stored)} == {dtype}
+    bundle.save(tmp_path / "ours", stored, config, None, shard_bytes=20_000)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    assert str(again.dtype) == f"torch.{dtype}"
+    for key, theirs in model.state_dict().items():
+        assert torch.equal(again.state_dict()[key], theirs), key
+
+
+@pytest.mark.parametrize("name", ["llama-rope-llama3", "llama-rope-yarn", "llama-rope-linear", "qwen3"])
+def test_older_spellings_of_rope_give_the_same_model(name, tmp_path, tokens):
+    """What transformers 4 wrote: rope_theta beside rope_scaling."""
+    model = random_model(*MODELS[name])
+    model.save_pretrained(tmp_path / "theirs")
+    expected = huggingface.load(tmp_path / "theirs").config
+    path = tmp_path / "theirs" / "config.json"
+    values = json.loads(path.read_text())
+    scaling = values.pop("rope_parameters")
+    values["rope_theta"] = scaling.pop("rope_theta")
+    scaling["type"] = scaling.pop("rope_type")
+    values["rope_scaling"] = None if scaling["type"] == "default" else scaling
+    path.write_text(json.dumps(values))
+    assert huggingface.load(tmp_path / "theirs").config == expected
+    path.write_text(json.dumps({**values, "rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}))
+    with pytest.raises(ConfigError, match="rope_theta must agree with rope_parameters"):
+        huggingface.load(tmp_path / "theirs")
 
 
 @pytest.mark.parametrize("name", ["tiny", "llama-tiny"])
