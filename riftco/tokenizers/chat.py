@@ -128,8 +128,8 @@ def encode(tokenizer: Tokenizer, rendered: Rendered) -> tuple[list[int], list[bo
         return len((unicodedata.normalize("NFC", before) if is_nfc else before).encode())
 
     ends = [0]
-    for id in ids:
-        ends.append(ends[-1] + len(tokenizer.token_bytes(id)))
+    for piece in tokenizer._bytes_of(ids):
+        ends.append(ends[-1] + len(piece))
     if ends[-1] != place(len(rendered.text)):
         raise TokenizerError(
             "chat: the tokenizer must keep every byte of the text, so that each token has a place in it; this one does "
