@@ -175,6 +175,10 @@ def test_windows_offsets_and_lengths_past_int32_are_what_they_say():
         whole = ops.attention(q, q, q, causal=causal)
         assert np.array_equal(whole, ops.attention(q, q, q, causal=causal, window=2**31))
     assert np.array_equal(ops.attention(q, q, q, q_offset=np.int64(2)), ops.attention(q, q, q, q_offset=2))
+    for many in (np.array([2**40]), np.array([2**32 + 3]), np.array([2**32 - 1], np.uint32)):
+        long = ops.attention(q, q, q, causal=False, kv_lengths=many)
+        assert np.array_equal(long, ops.attention(q, q, q, causal=False))
+        assert np.array_equal(ops.attention(q, q, q, q_offset=many), ops.attention(q, q, q, causal=False))
     with _compat.enable_x64(True):
         long = ops.attention(q, q, q, causal=False, kv_lengths=np.array([2**32 + 1]))
     assert np.array_equal(long, ops.attention(q, q, q, causal=False))

@@ -51,12 +51,20 @@ def visibility(
         if value is None:
             arrays[name] = None
             continue
-        value = validate.integer(who, name, unbox(value))
+        value = unbox(value)
+        if (
+            name in ("q_offset", "kv_lengths")
+            and isinstance(value, np.ndarray | np.generic)
+            and value.dtype.kind in "iu"
+        ):
+            value = np.minimum(value, FARTHEST).astype(np.int64)  # jax would wrap 64 bits into 32
+            value = np.maximum(value, -FARTHEST).astype(np.int32)
+        value = validate.integer(who, name, value)
         if name == "q_offset" and value.ndim == 0:
             value = jnp.broadcast_to(value, (batch,))
         validate.require(who, tuple(value.shape) == shape, f"{name} must be {list(shape)}", list(value.shape))
         if name == "kv_lengths":  # before it is narrowed: 2^32 + 5 keys are not 5
-            value = jnp.clip(value, 0, keys)
+            value = jnp.maximum(jnp.minimum(value, keys), 0)
         arrays[name] = value.astype(jnp.int32) if name in ("q_offset", "kv_lengths") else value
     return Visibility(
         arrays["q_segment_ids"],
