@@ -122,3 +122,12 @@ def test_the_target_of_a_trace():
     with jax.default_device(device):
         assert dispatch.current_target().platform == "cpu"
     assert {row[0] for row in dispatch.explain()} == {"attention", "paged_attention", "nf4_linear"}
+
+
+def test_what_is_said_of_a_kernel_is_what_naming_it_does():
+    """No kernel is said to run by its interpreter that its module cannot run on this jax."""
+    said = {name: reason for op, name, reason in dispatch.explain(dispatch.Target("cpu")) if op == "attention"}
+    q = jnp.ones((1, 64, 2, 64), jnp.bfloat16)
+    for name in ("pallas_tpu", "pallas_triton", "pallas_mosaic_gpu", "cudnn"):
+        refused = dispatch.refusal("attention", name, dispatch.Target("cpu"), True, q, q, q, Visibility(), None)
+        assert ("interpret=True" in said[name]) == (refused is None), (name, said[name], refused)

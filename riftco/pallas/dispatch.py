@@ -206,9 +206,12 @@ def explain(device: Target | None = None) -> list[tuple[str, str, str]]:
         rows.append((op, "XLA", f"taken {when}: {rule}"))
         for name in (name for of, name in KERNELS if of == op):
             try:
-                kernel(op, name)
+                module = kernel(op, name)
             except UnsupportedError as error:
                 rows.append((op, name, str(error).split(": ", 1)[1]))
+                continue
+            if missing := getattr(module, "UNAVAILABLE", None):
+                rows.append((op, name, missing))
                 continue
             if PLATFORM[name] != device.platform:
                 remedy = "" if name in NO_INTERPRETER else "; interpret=True runs it on any"

@@ -32,10 +32,13 @@ HOPPER = re.compile(r"\bG?H(20|100|200|800)\b")  # in the names that the runtime
 LARGEST_BATCH = 65535  # blocks along a grid's third axis
 
 
+UNAVAILABLE = None if _compat.HAS_MOSAIC_GPU else "it needs jax 0.11 or newer"
+
+
 def unsupported(q: Any, k: Any, v: Any, sees: Visibility, cap: float | None) -> str | None:
     """Why the kernels cannot run a call, as half a sentence; None if they can. Only shapes and dtypes matter."""
-    if not _compat.HAS_MOSAIC_GPU:
-        return "it needs jax 0.11 or newer"
+    if UNAVAILABLE is not None:
+        return UNAVAILABLE
     if q.dtype not in (jnp.bfloat16, jnp.float16) or not q.dtype == k.dtype == v.dtype:
         return f"it takes bfloat16 or float16, of which Hopper's matrix unit is made; got {q.dtype}"
     if q.shape[3] not in WIDTHS or v.shape[3] != q.shape[3]:
