@@ -95,10 +95,34 @@ def test_the_same_answer_twice_has_two_places():
     assert first[1] <= second[0]
 
 
-def test_an_answer_that_the_template_rewrites_is_not_guessed():
+def test_answers_that_a_template_rewrites_or_lays_out_are_still_found():
     shouting = THINKING.replace("m.content.split('</think>')[-1]", "m.content | upper")
+    assert parts(chat.render(CHAT, shouting, special_tokens={"eos_token": "$"}))[0] == "IT IS 5 — FÜNF.$"
+    thought = [*CHAT[:2], {"role": "assistant", "content": "<think>hm</think>yes"}, *CHAT[3:]]
+    assert parts(chat.render(thought, THINKING, special_tokens={"eos_token": "$"}))[0] == "yes$"
+    call = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"x": [1]}}]}
+    tools = THINKING.replace("'A:' + m.content.split('</think>')[-1]", "'A:' + (m.tool_calls or m.content) | string")
+    rendered = chat.render([*CHAT[:2], call, *CHAT[3:]], tools, special_tokens={"eos_token": "$"})
+    assert parts(rendered)[0] == "[{'name': 'f', 'arguments': {'x': [1]}}]$"
+    followed = chat.render(thought, THINKING, add_generation_prompt=True, special_tokens={"eos_token": "$"})
+    assert parts(followed) == ["yes$", "<think></think>10$"]
+    prompted = chat.render(CHAT, CHATML, add_generation_prompt=True, special_tokens={"eos_token": "<|im_end|>"})
+    assert parts(prompted) == ["It is 5 — fünf.<|im_end|>", "10<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages | map(attribute='content') | join | length }}" + THINKING,
+        THINKING.replace("m.content.split('</think>')[-1]", "m.content | length | string"),
+        THINKING.replace("m.content.split('</think>')[-1]", "m.content + m.content"),
+        "{{ messages | length }}{% for m in messages %}{{ loop.revindex }}{% endfor %}",
+    ],
+    ids=["total length", "length", "twice", "nothing"],
+)
+def test_an_answer_that_cannot_be_told_is_not_guessed(template):
     with pytest.raises(TokenizerError, match=r"message 2 cannot be told from the rest.*generation"):
-        chat.render(CHAT, shouting)
+        chat.render(CHAT, template)
 
 
 def test_marks_cannot_be_forged_and_do_not_nest():

@@ -33,6 +33,10 @@ PLAIN = """\
 """The template of models trained here: headings, and the end-of-text token after an answer where there is one."""
 
 
+# Stand for other answers: no filter changes them, no message begins or ends as they do.
+_OTHER, _ANOTHER = "\ue001\ue002\ue003", "\ue001" + "\ue004" * 40 + "\ue003"
+
+
 class Rendered(NamedTuple):
     """A chat as text."""
 
@@ -53,8 +57,8 @@ def render(
 
     Where the template says `{% generation %} … {% endgeneration %}`, those are the parts. Elsewhere a part begins where
     the chat before it ends, with the generation prompt, and ends where the chat up to it ends, without the space after
-    the end token. Where the template writes earlier answers differently from the last, an answer is looked for by its
-    own text.
+    the end token. Where the template writes earlier answers differently from the last, a part is what changes when
+    another answer takes its place.
 
     Args:
         messages: {"role": …, "content": …} and what else the template reads; plain JSON values.
@@ -80,7 +84,7 @@ def render(
         chat_sandbox.MARKS.reset(token)
     if "endgeneration" in template:
         return _unmark(marked, marks)
-    spans = _differences(marked, chat, template, context)
+    spans = _differences(marked, chat, template, bool(add_generation_prompt), context)
     return Rendered(marked, spans)
 
 
@@ -224,31 +228,59 @@ def _unmark(text: str, marks: tuple[str, str]) -> Rendered:
 
 
 def _differences(
-    text: str, chat: list[dict[str, Any]], template: str, context: dict[str, Any]
+    text: str, chat: list[dict[str, Any]], template: str, prompt: bool, context: dict[str, Any]
 ) -> list[tuple[int, int]]:
-    """Spans of the assistant's messages, out of the texts of shorter chats."""
-    eos, spans = context.get("eos_token"), []
+    """Spans of the assistant's messages, out of the texts of other chats."""
+    spans: list[tuple[int, int]] = []
     for number, message in enumerate(chat):
         if message["role"] != "assistant":
             continue
-        floor = spans[-1][1] if spans else 0
         before = _attempt(template, chat[:number], True, context)
-        after = text if number == len(chat) - 1 else _attempt(template, chat[: number + 1], False, context)
+        after = (
+            text if number == len(chat) - 1 and not prompt else _attempt(template, chat[: number + 1], False, context)
+        )
         start = len(before) if before and text.startswith(before) else None
-        if start is not None and after and text.startswith(after) and len(after) > start >= floor:
-            spans.append((start, _without_space(text, start, len(after), eos)))
-            continue
-        content = message.get("content")
-        content = content.strip() if isinstance(content, str) else ""
-        found = text.find(content, max(floor, start or 0)) if content else -1
-        if found < 0:
+        if start is not None and after and text.startswith(after):
+            span = (start, len(after))
+        else:
+            span = _changing_part(text, chat, number, template, prompt, context)
+            if span is not None and start is not None:
+                span = (start, span[1])
+        if span is None or span[0] >= span[1] or (spans and span[0] < spans[-1][1]):
             raise TokenizerError(
                 f"chat template: the answer in message {number} cannot be told from the rest of the text; put "
                 "{% generation %} … {% endgeneration %} around answers in the template"
             )
-        end = found + len(content)
-        spans.append((found, end + len(eos) if eos and text.startswith(eos, end) else end))
+        spans.append((span[0], _without_space(text, *span, context.get("eos_token"))))
     return spans
+
+
+def _changing_part(
+    text: str, chat: list[dict[str, Any]], number: int, template: str, prompt: bool, context: dict[str, Any]
+) -> tuple[int, int] | None:
+    """The part of the text that changes with one message, and its end of turn; None where that cannot be said."""
+
+    def with_answer(content: str, rest: list[dict[str, Any]], prompt: bool) -> str:
+        other = [*chat[:number], {"role": "assistant", "content": content}, *rest]
+        return _attempt(template, other, prompt, context) or ""
+
+    rest = chat[number + 1 :]
+    changed, alone = with_answer(_OTHER, rest, prompt), with_answer(_OTHER, [], False)
+    if changed.count(_OTHER) != 1 or alone.count(_OTHER) != 1:
+        return None
+    # A text that says more about an answer than the answer itself, such as its length, changes in other places too.
+    if with_answer(_ANOTHER, rest, prompt) != changed.replace(_OTHER, _ANOTHER):
+        return None
+    start = _shared(text, changed)
+    end = len(text) - _shared(text[start:][::-1], changed[start:][::-1])
+    turn_end = alone[alone.index(_OTHER) + len(_OTHER) :]
+    return start, end + len(turn_end) if text.startswith(turn_end, end) else end
+
+
+def _shared(left: str, right: str) -> int:
+    """How many characters two texts begin with together."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 def _attempt(template: str, chat: list[dict[str, Any]], prompt: bool, context: dict[str, Any]) -> str | None:
