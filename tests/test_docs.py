@@ -120,7 +120,7 @@ def test_relative_links_lead_somewhere():
 
 @pytest.mark.tiny
 def test_planned_lanes_say_that_they_were_not_run(tmp_path):
-    lanes = ("real_model", "browser")
+    lanes = ("browser",)
     run = subprocess.run(["bash", ROOT / ".ci" / "run", *lanes], capture_output=True, text=True, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     for lane in lanes:
