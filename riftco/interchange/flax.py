@@ -6,6 +6,7 @@ on it. flax is no dependency: install the extra `flax`.
 """
 
 import functools
+import importlib
 from typing import Any
 
 from riftco.errors import UnsupportedError
@@ -86,7 +87,8 @@ def _check_kind(module: Any) -> None:
 
 def _nnx() -> Any:
     try:
-        from flax import nnx
+        # By its name: a type checker without flax then has nothing to find.
+        nnx = importlib.import_module("flax.nnx")
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             "flax: a model as an nnx module needs the package flax, which is not installed; pip install 'riftco[flax]'"
