@@ -99,6 +99,7 @@ def test_what_does_not_fit_is_refused(nnx, model):
 
 def test_without_flax_the_extra_is_named(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "flax", None)
+    monkeypatch.setitem(sys.modules, "flax.nnx", None)
     bridge._decoder_class.cache_clear()
     with pytest.raises(UnsupportedError, match=r"pip install 'riftco\[flax\]'"):
         bridge.to_nnx(*model)
