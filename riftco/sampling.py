@@ -37,11 +37,12 @@ def sample(
     top_k: int | Array = 0,
     top_p: float | Array = 1.0,
     min_p: float | Array = 0.0,
+    choices: Array | None = None,
 ) -> Array:
     """Draw one token id per row from the filtered distribution of its logits.
 
     A row's draw is a function of its own logits, seed, position and parameters alone (the Gumbel-max method with the
-    key `fold_in(key(seed), position)`): what else is in the batch, and in which row, changes nothing. A parameter given
+    key `fold_in(key(seed), position)`, or `fold_in(fold_in(key(seed), choice), position)`): what else is in the batch, and in which row, changes nothing. A parameter given
     as a Python number or as an array of equal values yields the same ids.
 
     Args:
@@ -52,6 +53,7 @@ def sample(
         top_k: integer or integers [B]; exactly so many are kept, lower ids first among equals; off if ≤ 0 or ≥ V.
         top_p: number or [B], in [0, 1]; the fewest most likely tokens whose probabilities reach it are kept; 1 is off.
         min_p: number or [B], in [0, 1]; tokens below min_p times the largest probability are dropped; 0 is off.
+        choices: None, or integers [B] that tell apart several answers drawn with one seed.
 
     Returns:
         int32 [B]. A row whose logits hold NaN or +inf, or are all −inf, or whose parameters are out of range, cannot
@@ -66,7 +68,8 @@ def sample(
     rows = logits.shape[:1]
     seeds, positions = _integers("seeds", seeds, rows), _integers("positions", positions, rows)
     options, columns = _split_parameters("sample", logits, temperature, top_k, top_p, min_p)
-    ids = _sample(logits, seeds, positions, columns, options)
+    choices = None if choices is None else _integers("choices", choices, rows)
+    ids = _sample(logits, seeds, choices, positions, columns, options)
     if domain_checks_enabled() and not isinstance(ids, Tracer):
         bad = np.flatnonzero(np.asarray(ids) < 0)
         if bad.size:
@@ -316,10 +319,15 @@ def _filter(logits: Array, columns: dict[str, Array], options: _Options) -> tupl
     keep = jnp.ones(logits.shape, jnp.bool_)
     if not options.greedy:
         order = _order(logits)
+        top_k, drawn = columns["top_k"], ~is_greedy
+        # The passes over the vocabulary are skipped where no row needs them.
         if options.top_k:
-            keep = _most_likely(order, columns["top_k"])
+            is_on = drawn & (top_k > 0) & (top_k < logits.shape[-1])
+            keep = lax.cond(jnp.any(is_on), lambda: _most_likely(order, top_k), lambda: keep)
         if options.top_p:
-            keep &= _nucleus(order, jnp.where(keep, jnp.exp(scaled), 0), top_p)
+            kept = keep
+            nucleus = lambda: kept & _nucleus(order, jnp.where(kept, jnp.exp(scaled), 0), top_p)
+            keep = lax.cond(jnp.any(drawn & (top_p < 1)), nucleus, lambda: kept)
         if options.min_p:
             keep &= jnp.exp(scaled) >= min_p  # the largest weight is exp(0) = 1
     if not options.sampled:
@@ -330,17 +338,25 @@ def _filter(logits: Array, columns: dict[str, Array], options: _Options) -> tupl
 
 
 @functools.partial(jax.jit, static_argnames="options")
-def _sample(logits: Array, seeds: Array, positions: Array, columns: dict[str, Array], options: _Options) -> Array:
+def _sample(
+    logits: Array, seeds: Array, choices: Any, positions: Array, columns: dict[str, Array], options: _Options
+) -> Array:
     scaled, usable = _filter(logits, columns, options)
     if options.greedy:
         return jnp.where(usable, jnp.argmax(scaled, axis=-1).astype(jnp.int32), -1)
 
-    def noise(seed: Array, position: Array) -> Array:
+    def noise(seed: Array, choice: Any, position: Array) -> Array:
         # The generator is named because some others draw a row by its place in the batch.
-        key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), position)
+        key = jax.random.key(seed, impl="threefry2x32")
+        key = jax.random.fold_in(key if choice is None else jax.random.fold_in(key, choice), position)
         return jax.random.gumbel(key, logits.shape[-1:], scaled.dtype)
 
-    chosen = jnp.argmax(scaled + jax.vmap(noise)(seeds, positions), axis=-1)
+    def draw() -> Array:
+        return jnp.argmax(scaled + jax.vmap(noise)(seeds, choices, positions), axis=-1)
+
+    # A greedy row has one token left, whatever the noise.
+    is_drawn = jnp.any(columns["temperature"] >= _TINY)
+    chosen = draw() if options.sampled else lax.cond(is_drawn, draw, lambda: jnp.argmax(scaled, axis=-1))
     return jnp.where(usable, chosen.astype(jnp.int32), -1)
 
 

@@ -134,7 +134,7 @@ def paged_cache(config: DecoderConfig, batch: int, slots: int, page_size: int, d
     return PagedCache(make(), make(), jnp.asarray(table.copy()))
 
 
-def _block(config: DecoderConfig, params: PyTree, x: Array, rope: Any, attend: Any) -> Array:
+def block(config: DecoderConfig, params: PyTree, x: Array, rope: Any, attend: Any) -> Array:
     normed = layers.norm(params["attention_norm"], x, eps=config.norm_eps)
     x = x + layers.attention(
         params["attention"], normed, head_dim=config.head_dim, eps=config.norm_eps, rope=rope, attend=attend
@@ -169,14 +169,14 @@ def prefill(
     if config.position == "rope":
         rope = rope_tables(config, np.arange(tokens.shape[1]), params.rest["token_embedding"]["weight"].dtype)
     x = embed(params.rest, tokens, config, None, None)
-    for i, block in enumerate(params.blocks):
+    for i, layer in enumerate(params.blocks):
 
         def attend(q: Array, k: Array, v: Array, i: int = i) -> Array:
             nonlocal cache
             cache = cache.write(i, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), 0)
             return ops.attention(q, k, v, window=config.sliding_window)
 
-        x = _block(config, block, x, rope, attend)
+        x = block(config, layer, x, rope, attend)
     last = lax.dynamic_slice_in_dim(x, length - 1, 1, axis=1)
     return _logits(params, last, config)[:, 0], cache
 
@@ -206,14 +206,14 @@ def decode_step(
     if config.sliding_window is not None:
         visible = visible & (age < config.sliding_window)
     x = embed(params.rest, token[:, None], config, jnp.broadcast_to(position, (token.shape[0], 1)), None)
-    for i, block in enumerate(params.blocks):
+    for i, layer in enumerate(params.blocks):
 
         def attend(q: Array, k: Array, v: Array, i: int = i) -> Array:
             nonlocal cache
             cache = cache.write(i, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), slot)
             return _attend_cached(q, *cache.read(i, slots), visible)
 
-        x = _block(config, block, x, rope, attend)
+        x = block(config, layer, x, rope, attend)
     return _logits(params, x, config)[:, 0], cache
 
 
