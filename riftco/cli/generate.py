@@ -89,7 +89,7 @@ def write(
     from riftco.generation import Session, stream, stream_text
 
     ids = stream(
-        Session(model.params, model.config),
+        Session(model.params, model.config, adapters=model.adapters),
         prompt_ids,
         max_tokens=max_tokens,
         seed=seed,

@@ -19,6 +19,7 @@ class Loaded:
         tokenizer: its tokenizer, or None.
         generation: sampling defaults from generation_config.json.
         stop_ids: every end-of-text id that config.json, generation_config.json or the tokenizer names.
+        adapters: low-rank adapters beside the weights, or None.
     """
 
     path: Path
@@ -27,6 +28,7 @@ class Loaded:
     tokenizer: Any
     generation: dict[str, Any]
     stop_ids: tuple[int, ...]
+    adapters: Any = None
 
 
 def require(path: str | None) -> str:
@@ -82,6 +84,18 @@ def load(path: str, *, needs_tokenizer: bool = True) -> Loaded:
         getattr(model.tokenizer, "eos_id", None),
     )
     return Loaded(place, model.params, model.config, model.tokenizer, model.generation, _union(ends))
+
+
+def in_memory(base: Any, params: Any, adapters: Any) -> Loaded:
+    """A model that was just trained, ready to be used.
+
+    Args:
+        base: the `riftco.tune.bases.Base` that it was made from.
+        params: its weights.
+        adapters: its adapters, or None.
+    """
+    ends = (base.generation.get("eos_token_id"), getattr(base.tokenizer, "eos_id", None))
+    return Loaded(base.path, params, base.config, base.tokenizer, base.generation, _union(ends), adapters)
 
 
 def _union(ends: tuple[Any, ...]) -> tuple[int, ...]:

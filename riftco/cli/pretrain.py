@@ -130,12 +130,13 @@ def run(options: PretrainOptions, console: Console) -> dict[str, Any]:
     return summary
 
 
-def train_config(options: Any, config: Any) -> Any:
+def train_config(options: Any, config: Any, **changes: Any) -> Any:
     """The `TrainConfig` of `TrainingOptions`, with everything refused that can be before any data are read.
 
     Args:
         options: `TrainingOptions` and whatever else.
-        config: a decoder of the shape that will be trained, whatever its vocabulary.
+        config: a decoder of the shape that will be trained, whatever its vocabulary; None where it is not known yet.
+        **changes: fields that the options say otherwise, or not at all.
 
     Raises:
         ConfigError, CheckpointError: an option, or the directory as it is, rules the run out.
@@ -144,10 +145,12 @@ def train_config(options: Any, config: Any) -> Any:
 
     names = [field.name for field in dataclasses.fields(train.TrainConfig) if hasattr(options, field.name)]
     settings = {name: getattr(options, name) for name in names}
-    settings |= {"data": " ".join(getattr(options, "data", ())) or None, "dropout": None}
-    training = train.TrainConfig(**settings)
+    data = getattr(options, "data", None)
+    settings |= {"data": data if isinstance(data, str) else " ".join(data or ()) or None, "dropout": None}
+    training = train.TrainConfig(**{**settings, **changes})
     train.is_fresh(training)
-    check_attention(config, training.attention)
+    if config is not None:
+        check_attention(config, training.attention)
     return training
 
 

@@ -55,7 +55,8 @@ class Watcher:
                 record = event.record
                 bits = "" if record.bits_per_byte is None else f", {record.bits_per_byte:.3f} bits per byte"
                 best = ", the best so far" if event.is_best else ""
-                text = f"validation loss {record.loss:.4f}, perplexity {record.perplexity:.2f}{bits}{best}"
+                figure = f"perplexity {record.perplexity:.2f}" if record.accuracy is None else rewards(record)
+                text = f"validation loss {record.loss:.4f}, {figure}{bits}{best}"
                 self._line(f"step {record.step:>6,}: {text}")
             case "Notice":
                 self._line(event.message)
@@ -77,6 +78,8 @@ def figures(event: Any) -> str:
     """Loss, tokens a second, utilization where the device's peak is known, time left."""
     record = event.record
     parts = [f"loss {record.loss:.4f}"]
+    if record.accuracy is not None:
+        parts.append(rewards(record))
     if record.tokens_per_second is not None:
         parts.append(f"{record.tokens_per_second:,.0f} tok/s")
     if event.utilization is not None:
@@ -84,6 +87,11 @@ def figures(event: Any) -> str:
     if event.eta_seconds is not None:
         parts.append(f"ETA {duration(event.eta_seconds)}")
     return " | ".join(parts)
+
+
+def rewards(record: Any) -> str:
+    """What a record of preferences says beside its loss."""
+    return f"accuracy {record.accuracy:.3f}, margin {record.margin:.4f}"
 
 
 def duration(seconds: float) -> str:

@@ -13,16 +13,17 @@ from riftco.files import json_lines, replace_file
 _SAMPLE_TOKENS = 160
 
 
-def resolved(options: Any, config: Any) -> dict[str, Any]:
+def resolved(options: Any, config: Any = None) -> dict[str, Any]:
     """Every option as it was understood, by flag name; as a --config file it means the same run again.
 
     Args:
         options: the verb's options.
-        config: the `DecoderConfig` that its model flags came to.
+        config: the `DecoderConfig` that its model flags came to, where it has such.
     """
     skipped = ("config", "json", "force", "resume")
     values = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name not in skipped}
-    model = {("max_seq_length" if k == "context" else k): v for k, v in config.to_dict().items()}
+    shape = {} if config is None else config.to_dict()
+    model = {("max_seq_length" if k == "context" else k): v for k, v in shape.items()}
     values |= {name: value for name, value in model.items() if name in values}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -36,7 +37,7 @@ def as_yaml(values: dict[str, Any]) -> str:
 
 def write_config(directory: Path, values: dict[str, Any]) -> None:
     """Put the flags beside the trainer's own view of them."""
-    _replace(directory / "config.yaml", as_yaml(values))
+    replace(directory / "config.yaml", as_yaml(values))
 
 
 def check_prompts(prompts: list[str], tokenizer: Any) -> None:
@@ -106,7 +107,7 @@ def finish(
     else:
         model = models.load(str(final))
         samples = [sample(model, prompt, result.step, seed + index, stop) for index, prompt in enumerate(prompts)]
-        _replace(place / "samples.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in samples))
+        replace(place / "samples.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in samples))
     if not (has_samples and has_report):
         write_report(place)
     if has_bundle and has_samples and has_report:
@@ -155,7 +156,8 @@ def opening(text: Corpus) -> str:
     return " ".join(words[:4]) or "\n"
 
 
-def _replace(path: Path, content: str) -> None:
+def replace(path: Path, content: str) -> None:
+    """Put a file of the run in place, in one step."""
     try:
         replace_file(path, content)
     except OSError as error:

@@ -11,7 +11,13 @@ from riftco.data.conversations import (
 )
 from riftco.data.corpus import SourceFile, TextSplit, find_splits, load_texts
 from riftco.data.encoding import encode_text, token_byte_lengths
-from riftco.data.example_batches import ExampleWindows, PackedExampleSource, PaddedExampleSource, PreferenceSource
+from riftco.data.example_batches import (
+    ExampleWindows,
+    PackedExampleSource,
+    PaddedExampleSource,
+    PreferenceSource,
+    PreferenceWindows,
+)
 from riftco.data.generate import generate_instructions, generate_stories
 from riftco.data.held_out import EvaluationWindows, evaluation_windows
 from riftco.data.jsonl import iterate_row_texts, iterate_rows, read_instructions
@@ -44,6 +50,7 @@ __all__ = [
     "PaddedExampleSource",
     "Preference",
     "PreferenceSource",
+    "PreferenceWindows",
     "RandomWindowBatchSource",
     "SequenceWindowBatchSource",
     "Shard",

@@ -194,6 +194,43 @@ class ExampleWindows:
             yield lay_out(examples, self.context, ids, "held_out_examples", segmented=True)
 
 
+class PreferenceWindows:
+    """Held-out pairs in a fixed order, each scored once: the counterpart of `ExampleWindows` for preferences.
+
+    Rows are those of `PreferenceSource`; the last batch is filled up with rows of weight 0.
+
+    Args:
+        encoded: of `encode_preferences`.
+        batch_size: B, pairs of a batch.
+
+    Attributes:
+        context: T, the most tokens of one answer with its prompt.
+        batch_size: B.
+        padded: True: every batch has one shape.
+        sequences: how many pairs there are.
+        skipped: how many were left out.
+        target_count: how many pairs are scored.
+    """
+
+    padded = True
+
+    def __init__(self, encoded: EncodedSet, batch_size: int) -> None:
+        self._source = PreferenceSource(encoded, batch_size, 0)
+        self.context, self.batch_size = encoded.context, self._source.batch_size
+        self.sequences, self.skipped = len(encoded), len(encoded.report.skipped)
+        self.target_count = len(encoded)
+
+    def __len__(self) -> int:
+        return -(-self.sequences // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for start in range(0, self.sequences, self.batch_size):
+            rows = [[index] if index < self.sequences else [] for index in range(start, start + self.batch_size)]
+            ids = np.array([[items[0], 0] if items else [-1, -1] for items in rows], np.int64)
+            pairs = [self._source.row(items) for items in rows]
+            yield lay_out(pairs, self._source.width, ids, "held_out_preferences", segmented=True)
+
+
 def _refuse_pairs(who: str, encoded: EncodedSet) -> None:
     if isinstance(encoded.items[0], tuple):
         raise DataError(f"{who}: examples of encode_examples are required; got preferences; use PreferenceSource")

@@ -1,7 +1,8 @@
 """Training: one compiled step, the loop around it, evaluation, meshes.
 
-`step` has the step and its state, `loop` the run, `evaluation` the held-out score, `mesh` the devices, `config` the
-options, `metrics` and `events` what a run says, `run_directory` what it keeps and how it is resumed.
+`objective` says what is trained and what is minimised; `step` has the step and its state, `loop` the run, `evaluation`
+the held-out score, `mesh` the devices, `config` the options, `metrics` and `events` what a run says, `run_directory`
+what it keeps and how it is resumed.
 """
 
 from riftco.train.config import TrainConfig
@@ -12,6 +13,7 @@ from riftco.train.interruption import Interrupted
 from riftco.train.loop import NonFiniteStep, TrainResult, train
 from riftco.train.mesh import batch_sharding, parse_mesh, place_batch, process_rows, shardings
 from riftco.train.metrics import TrainRecord, ValidationRecord, read_records
+from riftco.train.objective import Objective
 from riftco.train.randomness import Streams, streams
 from riftco.train.run_directory import is_fresh
 from riftco.train.step import (
@@ -30,6 +32,7 @@ __all__ = [
     "FixedBatchSource",
     "Interrupted",
     "NonFiniteStep",
+    "Objective",
     "StepMetrics",
     "Streams",
     "TrainConfig",

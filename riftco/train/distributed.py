@@ -45,3 +45,10 @@ def connect(
             f"connect: every process must reach the coordinator within {timeout_seconds} s; "
             f"{str(error).splitlines()[0]}; check the address, the port, and that all processes were started"
         ) from error
+
+
+def is_from_jax(error: BaseException | None) -> bool:
+    """Whether a collective operation failed somewhere below, a checkpoint's barrier included."""
+    while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
+        error = error.__cause__ or error.__context__
+    return error is not None

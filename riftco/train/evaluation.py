@@ -10,13 +10,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from riftco import models
-from riftco.data import EvaluationWindows, ExampleWindows
+from riftco.data import EvaluationWindows, ExampleWindows, PreferenceWindows
 from riftco.errors import ConfigError, TrainingError
 from riftco.models import DecoderConfig
-from riftco.train.mesh import batch_sharding, in_context, place_batch, process_rows, replicated, shardings
+from riftco.train.mesh import batch_sharding, in_context, place_batch, process_rows, replicated
 from riftco.train.metrics import perplexity
+from riftco.train.objective import Figures, Objective
 from riftco.types import Array, PyTree
+
+Windows = EvaluationWindows | ExampleWindows | PreferenceWindows
 
 _IN_FLIGHT = 4
 
@@ -34,6 +36,9 @@ class Evaluation:
         sequences: how many were scored.
         skipped: how many had fewer than two tokens.
         seconds: wall time.
+        accuracy: what the objective calls so: the share of pairs whose chosen answer is preferred (preferences), or of
+            targets that are the most likely token; None where not asked for.
+        margin: mean of what the chosen answers are rewarded beyond the rejected ones; None but for preferences.
     """
 
     loss: float
@@ -44,6 +49,8 @@ class Evaluation:
     sequences: int
     skipped: int
     seconds: float
+    accuracy: float | None = None
+    margin: float | None = None
 
 
 class Evaluator:
@@ -52,11 +59,12 @@ class Evaluator:
     Args:
         config: the decoder; dropout is off.
         windows: `riftco.data.evaluation_windows(..., padded=True)`, or unpadded (one compilation a width, one device);
-            or `riftco.data.ExampleWindows`.
+            or `riftco.data.ExampleWindows`, or `PreferenceWindows` for an objective over pairs.
         byte_lengths: int32[V] of `riftco.data.token_byte_lengths(tokenizer)`, for bits per byte.
         dtype: the compute dtype; None for the params' own.
         attention: the implementation; None for the fastest.
         mesh: where the params lie; None for one device.
+        objective: what is scored; None for the loss of the next token under all weights of the decoder.
 
     Raises:
         ConfigError: with a mesh, if the windows are not padded or their rows do not divide by the devices.
@@ -65,12 +73,13 @@ class Evaluator:
     def __init__(
         self,
         config: DecoderConfig,
-        windows: EvaluationWindows | ExampleWindows,
+        windows: Windows,
         *,
         byte_lengths: np.ndarray | None = None,
         dtype: str | None = None,
         attention: str | None = None,
         mesh: Mesh | None = None,
+        objective: Objective | None = None,
     ) -> None:
         if windows.context > config.context:
             raise ConfigError(
@@ -84,17 +93,19 @@ class Evaluator:
         self._mesh = mesh
         self._rows = process_rows(mesh, windows.batch_size, windows.batch_size)
 
-        def score(params: PyTree, batch: Any) -> Array:
-            options = {"reduction": "sum", "dtype": dtype, "attention": attention}
-            options |= {name: batch.get(name) for name in ("weights", "segment_ids", "positions")}
-            with in_context(mesh):
-                return models.loss(params, batch["tokens"], batch["targets"], config, **options)
+        objective = objective or Objective(config=config)
 
+        def score(params: PyTree, batch: Any, *frozen: PyTree) -> tuple[Array, Figures]:
+            with in_context(mesh):
+                return objective.loss(params, batch, *frozen, reduction="sum", dtype=dtype, attention=attention)
+
+        self._frozen = objective.frozen
         if mesh is None:
             self._score = jax.jit(score)
         else:
-            where, everywhere = shardings(config, mesh), replicated(mesh)
-            self._score = jax.jit(score, in_shardings=(where, batch_sharding(mesh)), out_shardings=everywhere)
+            everywhere = replicated(mesh)
+            where = (objective.shardings(mesh), batch_sharding(mesh), *(everywhere for _ in self._frozen))
+            self._score = jax.jit(score, in_shardings=where, out_shardings=everywhere)
 
     def __call__(self, params: PyTree, *, after_batch: Callable[[], None] = lambda: None) -> Evaluation:
         """Score every target of the split once.
@@ -108,20 +119,28 @@ class Evaluator:
         """
         begin = time.perf_counter()
         sums: list[float] = []
-        waiting: list[tuple[Array, Any]] = []
+        figures: dict[str, list[float]] = {}
+        waiting: list[tuple[tuple[Array, Figures], Any]] = []
+
+        def settle(scored: tuple[Array, Figures], batch: Any) -> None:
+            sums.append(_finite(scored[0], batch))
+            for name, value in scored[1].items():
+                figures.setdefault(name, []).append(float(value))
+
         bytes_ = 0
         for batch in self.windows:
             arrays = batch.arrays()
             if self._rows is not None:
                 arrays = {name: array[slice(*self._rows)] for name, array in arrays.items() if array is not None}
             placed = place_batch(arrays, self._mesh, self.windows.batch_size)
-            waiting.append((self._score(params, placed), batch))
+            waiting.append((self._score(params, placed, *self._frozen), batch))
             if self._byte_lengths is not None:
                 bytes_ += batch.byte_count(self._byte_lengths)
             if len(waiting) > _IN_FLIGHT:
-                sums.append(_finite(*waiting.pop(0)))
+                settle(*waiting.pop(0))
             after_batch()
-        sums += [_finite(*pair) for pair in waiting]
+        for pair in waiting:
+            settle(*pair)
         total, targets = math.fsum(sums), self.windows.target_count
         return Evaluation(
             loss=total / targets,
@@ -132,6 +151,7 @@ class Evaluator:
             sequences=self.windows.sequences,
             skipped=self.windows.skipped,
             seconds=time.perf_counter() - begin,
+            **{name: math.fsum(values) / targets for name, values in figures.items()},
         )
 
 
@@ -145,8 +165,6 @@ def _finite(loss: Array, batch: Any) -> float:
     return value
 
 
-def evaluate(
-    params: PyTree, config: DecoderConfig, windows: EvaluationWindows | ExampleWindows, **options: Any
-) -> Evaluation:
+def evaluate(params: PyTree, config: DecoderConfig, windows: Windows, **options: Any) -> Evaluation:
     """The loss over a held-out split; options as `Evaluator`."""
     return Evaluator(config, windows, **options)(params)

@@ -70,3 +70,21 @@ class Interruptions:
     def during_evaluation(self) -> int | None:
         """The signal to stop for in the middle of an evaluation: never where several processes must agree."""
         return None if self._together else self._received
+
+
+class Uninterrupted:
+    """Signals left to their usual handlers: a run without a directory has nowhere to save."""
+
+    def __enter__(self) -> "Uninterrupted":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def at(self, step: int) -> int | None:
+        """None: nothing is noted."""
+        return None
+
+    def during_evaluation(self) -> int | None:
+        """None: nothing is noted."""
+        return None

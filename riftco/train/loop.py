@@ -13,18 +13,20 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from riftco.data import Batch, EvaluationWindows, ExampleWindows, Source, token_byte_lengths
+from riftco.data import Batch, Source, token_byte_lengths
 from riftco.errors import CheckpointError, ConfigError, TrainingError
 from riftco.models import DecoderConfig, parameter_count
 from riftco.train import events
 from riftco.train.config import TrainConfig
-from riftco.train.evaluation import Evaluator
-from riftco.train.interruption import Interrupted, Interruptions
-from riftco.train.mesh import parse_mesh, place_batch, process_rows
+from riftco.train.distributed import is_from_jax
+from riftco.train.evaluation import Evaluator, Windows
+from riftco.train.interruption import Interrupted, Interruptions, Uninterrupted
+from riftco.train.mesh import parse_mesh, place_batch, process_rows, replicated
 from riftco.train.metrics import Record, TrainRecord, ValidationRecord, perplexity, read_records
+from riftco.train.objective import Objective
 from riftco.train.run_directory import Best, Position, RunDirectory
 from riftco.train.step import StepMetrics, TrainState, check_attention, init_state, make_train_step
-from riftco.train.throughput import flops_per_token, peak_flops
+from riftco.train.throughput import peak_flops
 from riftco.types import PyTree
 
 _SMOOTHING = 0.05
@@ -86,10 +88,11 @@ def train(
     train_config: TrainConfig,
     source: Source,
     *,
-    validation: EvaluationWindows | ExampleWindows | None = None,
+    validation: Windows | None = None,
     params: PyTree = None,
     tokenizer: Any = None,
     on_event: events.OnEvent | None = None,
+    objective: Objective | None = None,
 ) -> TrainResult:
     """Train a decoder from a source of batches.
 
@@ -97,11 +100,12 @@ def train(
         config: the decoder.
         train_config: how to train, where to write, how to begin.
         source: batches of batch_size × grad_accumulation_steps rows of at most `config.context` tokens.
-        validation: the held-out split, `evaluation_windows(..., padded=True)` or `ExampleWindows`; None to train
-            without evaluation.
-        params: weights to start a fresh run from; None draws them from the seed.
+        validation: the held-out split, `evaluation_windows(..., padded=True)`, `ExampleWindows` or
+            `PreferenceWindows`; None to train without evaluation.
+        params: what a fresh run starts from: weights, or what the objective trains; None draws it from the seed.
         tokenizer: recorded with the run; its byte lengths give bits per byte.
         on_event: called, on process 0, with each `riftco.train.events` event.
+        objective: what is trained and minimised; None for all weights of the decoder, on the next token.
 
     Returns:
         A `TrainResult`.
@@ -112,23 +116,16 @@ def train(
         ConfigError, DataError, CheckpointError: the run cannot begin as asked, or the disk fails.
         TrainingError: another process of a distributed run was lost.
     """
-    loop = _Loop(config, train_config, source, validation, tokenizer, on_event)
+    loop = _Loop(config, train_config, source, validation, tokenizer, on_event, objective or Objective(config=config))
     try:
         return loop.run(params)
     except (jax.errors.JaxRuntimeError, CheckpointError) as error:
-        if jax.process_count() == 1 or not _is_from_jax(error):
+        if jax.process_count() == 1 or not is_from_jax(error):
             raise
         raise TrainingError(
             f"training: every process must keep running; one of {jax.process_count()} was lost after step "
             f"{loop.position.step} ({str(error).splitlines()[0][:200]}); start them all again with --resume auto"
         ) from error
-
-
-def _is_from_jax(error: BaseException | None) -> bool:
-    """Whether a collective operation failed somewhere below, a checkpoint's barrier included."""
-    while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 class _Pending(NamedTuple):
@@ -147,9 +144,10 @@ class _Loop:
         config: DecoderConfig,
         train_config: TrainConfig,
         source: Source,
-        validation: EvaluationWindows | ExampleWindows | None,
+        validation: Windows | None,
         tokenizer: Any,
         on_event: events.OnEvent | None,
+        objective: Objective,
     ) -> None:
         if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
             raise ConfigError(
@@ -159,26 +157,33 @@ class _Loop:
         check_attention(config, train_config.attention)
         self.config, self.train_config, self.source = config, train_config, source
         self.mesh = parse_mesh(train_config.mesh)
+        if self.mesh is not None and objective.frozen:
+            frozen = jax.device_put(objective.frozen, replicated(self.mesh))  # once, not at every step
+            objective = dataclasses.replace(objective, frozen=frozen)
+        self.objective = objective
         self.rows = process_rows(self.mesh, train_config.rows_per_step, train_config.batch_size)
-        self.directory = None if train_config.out_dir is None else RunDirectory(config, train_config, tokenizer)
+        self.directory = None
+        if train_config.out_dir is not None:
+            self.directory = RunDirectory(config, train_config, tokenizer, objective)
         self.evaluator = None
         if validation is not None:
             self.evaluator = Evaluator(
                 config,
                 validation,
-                byte_lengths=None if tokenizer is None else token_byte_lengths(tokenizer),
+                byte_lengths=None if tokenizer is None or objective.unit != "token" else token_byte_lengths(tokenizer),
                 dtype=None if train_config.dtype == "float32" else train_config.dtype,
                 attention=train_config.attention,
                 mesh=self.mesh,
+                objective=objective,
             )
         self.emit = on_event if on_event is not None and jax.process_index() == 0 else lambda event: None
-        self.step = make_train_step(config, train_config, self.mesh)
+        self.step = make_train_step(config, train_config, self.mesh, objective)
         self.position, self.saved = Position(), -1
         self.pending: collections.deque[_Pending] = collections.deque()
         self.records: list[Record] = []
         self.clock: float | None = None
         self.seconds_per_step: float | None = None
-        self.flops = 0.0
+        self.flops: float | None = None
         device = jax.devices()[0] if self.mesh is None else self.mesh.devices.flat[0]
         devices = 1 if self.mesh is None else self.mesh.size
         self.peak = (train_config.peak_flops or peak_flops(device) or 0.0) * devices
@@ -197,12 +202,13 @@ class _Loop:
             self.emit(events.Notice(f"resumed after step {self.position.step}"))
         if state is not None and self._was_finished():
             return self._result(state, begin, "already_finished")
-        self.state = init_state(self.config, self.train_config, self.mesh, params) if state is None else state
+        fresh = lambda: init_state(self.config, self.train_config, self.mesh, params, self.objective)
+        self.state = fresh() if state is None else state
         try:
             if self.directory is not None:
                 self.directory.open(self.position)
             self._announce()
-            with Interruptions() if self.directory is not None else _Uninterrupted() as self.signals:
+            with Interruptions() if self.directory is not None else Uninterrupted() as self.signals:
                 if self.train_config.evaluate_first or self.position.step:
                     self._validate_if_due()
                 dispatched = self.position.step
@@ -274,9 +280,9 @@ class _Loop:
         batch = self.source.next(self.rows)
         placed = place_batch(batch.arrays(), self.mesh, self.train_config.rows_per_step)
         begin = time.perf_counter()
-        self.state, metrics = self.step(self.state, placed, np.int32(number))
-        if self.clock is None and not self.pending and not self.flops:
-            self.flops = flops_per_token(self.config, batch.tokens.shape[1])
+        self.state, metrics = self.step(self.state, placed, np.int32(number), *self.objective.frozen)
+        if self.flops is None:
+            self.flops = self.objective.flops_per_token(batch.tokens.shape[1])
             self.emit(events.Compiled(time.perf_counter() - begin))
         self.pending.append(_Pending(metrics, batch, source_state))
 
@@ -301,6 +307,7 @@ class _Loop:
                 learning_rate=float(values.learning_rate),
                 tokens=self.position.tokens,
                 tokens_per_second=None if not seconds else targets / seconds,
+                **{name: float(value) for name, value in values.figures.items()},
             )
             self._write(record)
             self._report(record, seconds)
@@ -311,7 +318,7 @@ class _Loop:
             self.seconds_per_step = seconds if old is None else old + _SMOOTHING * (seconds - old)
         eta = self.seconds_per_step and self.seconds_per_step * (self.train_config.max_steps - record.step)
         rate = record.tokens_per_second
-        utilization = rate * self.flops / self.peak if rate and self.peak else None
+        utilization = rate * self.flops / self.peak if rate and self.flops and self.peak else None
         is_report = record.step % self.train_config.steps_per_report == 0 or self._is_last(record.step)
         self.emit(events.StepFinished(record, utilization, eta, is_report))
 
@@ -368,6 +375,8 @@ class _Loop:
             bits_per_byte=result.bits_per_byte,
             tokens=result.targets,
             tokens_per_second=result.targets / result.seconds if result.seconds else None,
+            accuracy=result.accuracy,
+            margin=result.margin,
         )
 
     def _write(self, record: Record) -> None:
@@ -388,19 +397,3 @@ class _Loop:
                 processes=jax.process_count(),
             )
         )
-
-
-class _Uninterrupted:
-    """Signals left to their usual handlers: a run without a directory has nowhere to save."""
-
-    def __enter__(self) -> "_Uninterrupted":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def at(self, step: int) -> int | None:
-        return None
-
-    def during_evaluation(self) -> int | None:
-        return None

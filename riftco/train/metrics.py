@@ -30,6 +30,9 @@ class TrainRecord:
         tokens: targets counted since the run began.
         tokens_per_second: counted targets over wall time since the step before; None for the first step after a start,
             which compiles.
+        accuracy: of preferences, the share of pairs whose chosen answer has the larger reward; None elsewhere, and then
+            not written.
+        margin: of preferences, by how much on average; None elsewhere.
     """
 
     phase: ClassVar[str] = "train"
@@ -41,6 +44,8 @@ class TrainRecord:
     learning_rate: float
     tokens: int
     tokens_per_second: float | None
+    accuracy: float | None = None
+    margin: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,6 +59,8 @@ class ValidationRecord:
         bits_per_byte: loss in bits over the bytes of the targets; None where byte lengths are not known.
         tokens: targets scored.
         tokens_per_second: targets scored over wall time.
+        accuracy: see `TrainRecord`.
+        margin: see `TrainRecord`.
     """
 
     phase: ClassVar[str] = "validation"
@@ -63,6 +70,8 @@ class ValidationRecord:
     bits_per_byte: float | None
     tokens: int
     tokens_per_second: float | None
+    accuracy: float | None = None
+    margin: float | None = None
 
 
 Record: TypeAlias = TrainRecord | ValidationRecord
@@ -79,6 +88,7 @@ def perplexity(loss: float) -> float:
 def to_json(record: Record) -> str:
     """One line, without its end; a number that is not finite, or not known, is null."""
     values: dict[str, Any] = {"phase": record.phase, **dataclasses.asdict(record)}
+    values = {k: v for k, v in values.items() if not (v is None and k in ("accuracy", "margin"))}
     clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
     return json.dumps(clean, allow_nan=False)
 

@@ -6,6 +6,8 @@ tokenizer.json   the tokenizer, where there is one
 metrics.jsonl    one record a line
 checkpoints/     one directory a step
 
+base/            the packed base of a run that trains adapters beside one, which the command line keeps there
+
 samples.jsonl, report.html and final/ come from the command line once the run is finished.
 """
 
@@ -27,11 +29,12 @@ from riftco.files import replace_file
 from riftco.models import DecoderConfig
 from riftco.train.config import TrainConfig, deciding
 from riftco.train.metrics import MetricsLog, Record, ValidationRecord, read_records
+from riftco.train.objective import Objective
 from riftco.train.step import TrainState, abstract_state
 
 _BEGUN = ("run.yaml", "config.yaml", "metrics.jsonl")
 _RESULTS = ("samples.jsonl", "report.html", "final")
-_NAMES = (*_BEGUN, "tokenizer.json", "checkpoints", *_RESULTS)
+_NAMES = (*_BEGUN, "tokenizer.json", "base", "checkpoints", *_RESULTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,10 +130,13 @@ class RunDirectory:
         ConfigError: the directory cannot be made or written.
     """
 
-    def __init__(self, config: DecoderConfig, train_config: TrainConfig, tokenizer: Any) -> None:
+    def __init__(
+        self, config: DecoderConfig, train_config: TrainConfig, tokenizer: Any, objective: Objective | None = None
+    ) -> None:
         self.path = Path(train_config.out_dir or ".")
         self.checkpoints = Checkpoints(train_config.checkpoint_dir or self.path / "checkpoints", keep=train_config.keep)
         self._config, self._train_config, self._tokenizer = config, train_config, tokenizer
+        self._objective = objective or Objective(config=config)
         self._log: MetricsLog | None = None
         self._is_new = False
 
@@ -152,7 +158,7 @@ class RunDirectory:
         return None, Position()
 
     def _restore(self, step: int | None, source: Source, mesh: Mesh | None) -> tuple[TrainState, Position]:
-        like = abstract_state(self._config, self._train_config, mesh)
+        like = abstract_state(self._config, self._train_config, mesh, self._objective)
         state, meta, step = self.checkpoints.restore(step, like, config=self._identity())
         max_steps = self._train_config.max_steps
         if max_steps < meta["max_steps"]:
@@ -167,7 +173,9 @@ class RunDirectory:
         """What a checkpoint must agree with: everything that decides the numbers."""
         tokenizer = None if self._tokenizer is None else self._tokenizer.fingerprint()
         train = dict(deciding(self._train_config))
-        return {"model": self._config.to_dict(), "train": train, "tokenizer": tokenizer}
+        identity = {"model": self._config.to_dict(), "train": train, "tokenizer": tokenizer}
+        objective = self._objective.identity()
+        return {**identity, "objective": objective} if objective else identity
 
     def _clear(self) -> None:
         """Remove what an earlier run left, and nothing that is not a run's."""
@@ -236,6 +244,8 @@ class RunDirectory:
         with contextlib.suppress(OSError):
             for name in (*_BEGUN, "tokenizer.json"):
                 (self.path / name).unlink(missing_ok=True)
+            if (self.path / "base").is_dir():
+                shutil.rmtree(self.path / "base")
             if (self.path / "checkpoints").is_dir():
                 (self.path / "checkpoints").rmdir()  # only if it is empty
             if self._is_new:

@@ -5,7 +5,6 @@ as it was, and so does a step whose number is not the state's: when the host lea
 that it had already sent after it have changed nothing.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,13 +14,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 import riftco
-from riftco import models
 from riftco.errors import ShapeError
-from riftco.models import DecoderConfig, decay_mask
+from riftco.models import DecoderConfig
 from riftco.ops.attend import choose
 from riftco.optim import AdamState, accumulate, adam, schedule
 from riftco.train.config import TrainConfig
-from riftco.train.mesh import batch_sharding, in_context, replicated, shardings
+from riftco.train.mesh import batch_sharding, in_context, replicated
+from riftco.train.objective import Figures, Objective
 from riftco.train.randomness import streams
 from riftco.types import Array, PyTree
 
@@ -30,7 +29,7 @@ class TrainState(NamedTuple):
     """What training changes; a pytree, donated to every step."""
 
     params: PyTree
-    """The float32 weights, as `riftco.models.init` nests them."""
+    """What is trained, float32: the weights as `riftco.models.init` nests them, or what the objective says."""
     optimizer: AdamState
     """Adam's state; `optimizer.step` is the number of updates made."""
 
@@ -50,13 +49,18 @@ class StepMetrics(NamedTuple):
     """int32: how many targets were counted, all devices and micro-batches together."""
     ok: Array
     """bool: whether the update took effect."""
+    figures: Figures
+    """float32: what the objective reports beside the loss, by name; empty for pretraining."""
 
 
-Step = Callable[[TrainState, Mapping[str, Any], Any], tuple[TrainState, StepMetrics]]
+Step = Callable[..., tuple[TrainState, StepMetrics]]
 
 
-def make_optimizer(config: DecoderConfig, train_config: TrainConfig) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def make_optimizer(
+    config: DecoderConfig, train_config: TrainConfig, objective: Objective | None = None
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Adam as a configuration describes it: (init, update) of `riftco.optim.adam`."""
+    objective = objective or Objective(config=config)
     return adam(
         _rate(train_config),
         b1=train_config.beta1,
@@ -64,7 +68,7 @@ def make_optimizer(config: DecoderConfig, train_config: TrainConfig) -> tuple[Ca
         eps=train_config.eps,
         max_grad_norm=train_config.max_grad_norm,
         weight_decay=train_config.weight_decay,
-        decay_mask=decay_mask(config),
+        decay_mask=objective.decay_mask(),
         page_size=train_config.page_size,
     )
 
@@ -86,7 +90,11 @@ def _rate(train_config: TrainConfig) -> Callable[[Any], Array]:
 
 
 def init_state(
-    config: DecoderConfig, train_config: TrainConfig, mesh: Mesh | None = None, params: PyTree = None
+    config: DecoderConfig,
+    train_config: TrainConfig,
+    mesh: Mesh | None = None,
+    params: PyTree = None,
+    objective: Objective | None = None,
 ) -> TrainState:
     """A fresh state, made where it will live: no device ever holds more than its share.
 
@@ -94,72 +102,82 @@ def init_state(
         config: the decoder.
         train_config: the run; its seed's init stream draws the weights.
         mesh: the mesh, or None for one device.
-        params: weights to start from instead; they are copied.
+        params: what to start from instead; it is copied.
+        objective: what is trained; None for all weights of the decoder.
 
     Returns:
         A `TrainState` with zero moments. The bits of the weights do not depend on the mesh.
     """
-    init_optimizer, _ = make_optimizer(config, train_config)
+    objective = objective or Objective(config=config)
+    init_optimizer, _ = make_optimizer(config, train_config, objective)
     if params is not None:
-        models.check_params(params, config)
+        objective.check(params)
 
     def make(params: PyTree) -> TrainState:
         if params is None:
-            params = models.init(streams(train_config.seed).init, config)
+            params = objective.init(streams(train_config.seed).init)
         return TrainState(params, init_optimizer(params))
 
-    out = None if mesh is None else state_shardings(config, train_config, mesh)
+    out = None if mesh is None else state_shardings(config, train_config, mesh, objective)
     # jit copies its inputs unless they are donated, so the caller's weights stay the caller's.
     return jax.jit(make, out_shardings=out)(jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params))
 
 
-def abstract_state(config: DecoderConfig, train_config: TrainConfig, mesh: Mesh | None = None) -> TrainState:
+def abstract_state(
+    config: DecoderConfig, train_config: TrainConfig, mesh: Mesh | None = None, objective: Objective | None = None
+) -> TrainState:
     """The state as `jax.ShapeDtypeStruct` leaves, with shardings where there is a mesh: a target to restore into."""
-    init_optimizer, _ = make_optimizer(config, train_config)
-    params = models.abstract(config)
+    objective = objective or Objective(config=config)
+    init_optimizer, _ = make_optimizer(config, train_config, objective)
+    params = objective.abstract()
     state = TrainState(params, jax.eval_shape(init_optimizer, params))
     if mesh is None:
         return state
     placed = lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
-    return jax.tree.map(placed, state, state_shardings(config, train_config, mesh))
+    return jax.tree.map(placed, state, state_shardings(config, train_config, mesh, objective))
 
 
-def state_shardings(config: DecoderConfig, train_config: TrainConfig, mesh: Mesh) -> TrainState:
+def state_shardings(
+    config: DecoderConfig, train_config: TrainConfig, mesh: Mesh, objective: Objective | None = None
+) -> TrainState:
     """A `NamedSharding` for every leaf of the state: moments lie where their weights do.
 
     Moments in pages are replicated: a page holds parts of no particular axis.
     """
-    params = shardings(config, mesh)
+    params = (objective or Objective(config=config)).shardings(mesh)
     everywhere = replicated(mesh)
     moments = params if train_config.page_size is None else jax.tree.map(lambda _: everywhere, params)
     return TrainState(params, AdamState(everywhere, moments, moments))
 
 
-def make_train_step(config: DecoderConfig, train_config: TrainConfig, mesh: Mesh | None = None) -> Step:
+def make_train_step(
+    config: DecoderConfig, train_config: TrainConfig, mesh: Mesh | None = None, objective: Objective | None = None
+) -> Step:
     """The jitted step of a run.
 
     Args:
         config: the decoder.
         train_config: the run: optimizer, accumulation, dropout, dtype, attention, block checkpointing.
         mesh: the mesh that the state and the batches lie on, or None for one device.
+        objective: what is trained and minimised; None for all weights of the decoder, on the next token.
 
     Returns:
-        step(state, batch, number) -> (state, `StepMetrics`). The state is donated. `batch` maps "tokens" and "targets"
-        to int32 [B, T], and optionally "weights" to float32, "segment_ids" and "positions" to int32, of that shape; B
-        is batch_size × grad_accumulation_steps, and row r belongs to micro-batch r mod grad_accumulation_steps.
+        step(state, batch, number, *objective.frozen) -> (state, `StepMetrics`). The state alone is donated. `batch`
+        maps "tokens" and "targets" to int32 [B, T], and optionally "weights" to float32, "segment_ids" and "positions"
+        to int32, of that shape; B is batch_size × grad_accumulation_steps, and row r belongs to micro-batch
+        r mod grad_accumulation_steps.
         `number` is the number of updates made so far; where it is not the state's, nothing changes and `ok` is False.
         The loss is Σ loss / Σ counted over all micro-batches and devices.
 
     Raises:
         ShapeError: while tracing, if the batch does not have B rows.
     """
-    if train_config.dropout is not None:
-        config = dataclasses.replace(config, dropout=train_config.dropout)
+    objective = (objective or Objective(config=config)).with_dropout(train_config.dropout)
     micro_batches = train_config.grad_accumulation_steps
     rate = _rate(train_config)
-    _, update = make_optimizer(config, train_config)
-    dropout = streams(train_config.seed).dropout if config.dropout > 0.0 else None
-    where = None if mesh is None else state_shardings(config, train_config, mesh)
+    _, update = make_optimizer(config, train_config, objective)
+    dropout = streams(train_config.seed).dropout if objective.is_random else None
+    where = None if mesh is None else state_shardings(config, train_config, mesh, objective)
     everywhere = None if mesh is None else replicated(mesh)
     options = {
         "attention": train_config.attention,
@@ -167,46 +185,50 @@ def make_train_step(config: DecoderConfig, train_config: TrainConfig, mesh: Mesh
         "dtype": None if train_config.dtype == "float32" else train_config.dtype,
     }
 
-    def gradients(params: PyTree, batch: Mapping[str, Any], key: Any, reduction: str) -> tuple[Array, PyTree]:
-        def loss(params: PyTree) -> Array:
-            return models.loss(
-                params, batch["tokens"], batch["targets"], config, weights=batch.get("weights"),
-                segment_ids=batch.get("segment_ids"), positions=batch.get("positions"),
-                reduction=reduction, dropout_key=key, **options,
-            )  # fmt: skip
+    def gradients(
+        params: PyTree, batch: Mapping[str, Any], frozen: tuple[PyTree, ...], key: Any, reduction: str
+    ) -> tuple[Array, Figures, PyTree]:
+        def loss(params: PyTree) -> tuple[Array, Figures]:
+            return objective.loss(params, batch, *frozen, reduction=reduction, dropout_key=key, **options)
 
-        value, grads = riftco.value_and_grad(loss)(params)
-        return value, (grads if where is None else jax.lax.with_sharding_constraint(grads, where.params))
+        (value, figures), grads = riftco.value_and_grad(loss, has_aux=True)(params)
+        return value, figures, (grads if where is None else jax.lax.with_sharding_constraint(grads, where.params))
 
     def key_of(number: Any, index: Any) -> Any:
         return None if dropout is None else jax.random.fold_in(jax.random.fold_in(dropout, number), index)
 
-    def whole(params: PyTree, batch: Mapping[str, Any], number: Any) -> tuple[Array, PyTree]:
-        return gradients(params, batch, key_of(number, 0), "mean")
+    def whole(params: PyTree, batch: Mapping[str, Any], number: Any, frozen: Any) -> tuple[Array, Figures, PyTree]:
+        return gradients(params, batch, frozen, key_of(number, 0), "mean")
 
-    def accumulated(params: PyTree, batch: Mapping[str, Any], number: Any) -> tuple[Array, PyTree]:
+    def accumulated(
+        params: PyTree, batch: Mapping[str, Any], number: Any, frozen: Any
+    ) -> tuple[Array, Figures, PyTree]:
         def summed(params: PyTree, micro_batch: Any) -> Any:
             index, rows = micro_batch
-            loss, grads = gradients(params, rows, key_of(number, index), "sum")
-            return (loss, _weight(rows)), grads
+            loss, figures, grads = gradients(params, rows, frozen, key_of(number, index), "sum")
+            return (loss, objective.count(rows)), (figures, grads)
 
         split = lambda array: jnp.swapaxes(array.reshape(-1, micro_batches, *array.shape[1:]), 0, 1)
         indices = jnp.arange(micro_batches, dtype=jnp.int32)
         result = accumulate(summed, params, (indices, jax.tree.map(split, batch)))
-        return result.loss, result.gradients
+        return result.loss, *result.gradients
 
-    def step(state: TrainState, batch: Mapping[str, Any], number: Any) -> tuple[TrainState, StepMetrics]:
+    def step(
+        state: TrainState, batch: Mapping[str, Any], number: Any, *frozen: PyTree
+    ) -> tuple[TrainState, StepMetrics]:
         _check_batch(batch, train_config.rows_per_step)
         number = jnp.asarray(number, jnp.int32)
         # Every device works on its own rows with whole weights: left to itself the partitioner would split the products
         # instead, and exchange activations in every layer.
         gathered = state.params if mesh is None else jax.lax.with_sharding_constraint(state.params, everywhere)
         with in_context(mesh):
-            loss, grads = (whole if micro_batches == 1 else accumulated)(gathered, batch, number)
+            work = whole if micro_batches == 1 else accumulated
+            loss, figures, grads = work(gathered, batch, number, frozen)
         goes_on = jnp.isfinite(loss) & (number == state.optimizer.step)
         params, optimizer, stats = update(_poisoned(grads, goes_on), state.optimizer, state.params)
         learning_rate = rate(state.optimizer.step)
-        metrics = StepMetrics(loss, stats.grad_norm, stats.clip_scale, learning_rate, _counted(batch), stats.ok)
+        counted = _counted(batch)
+        metrics = StepMetrics(loss, stats.grad_norm, stats.clip_scale, learning_rate, counted, stats.ok, figures)
         return TrainState(params, optimizer), metrics
 
     if mesh is None:
@@ -214,7 +236,7 @@ def make_train_step(config: DecoderConfig, train_config: TrainConfig, mesh: Mesh
     return jax.jit(
         step,
         donate_argnums=0,
-        in_shardings=(where, batch_sharding(mesh), everywhere),
+        in_shardings=(where, batch_sharding(mesh), everywhere, *(everywhere for _ in objective.frozen)),
         out_shardings=(where, everywhere),
     )
 
@@ -223,12 +245,6 @@ def _counted(batch: Mapping[str, Any]) -> Array:
     """How many targets count."""
     weights = batch.get("weights")
     return jnp.int32(batch["targets"].size) if weights is None else jnp.sum(weights != 0, dtype=jnp.int32)
-
-
-def _weight(batch: Mapping[str, Any]) -> Array:
-    """What a sum of losses is divided by."""
-    weights = batch.get("weights")
-    return jnp.float32(batch["targets"].size) if weights is None else jnp.sum(weights, dtype=jnp.float32)
 
 
 def _poisoned(grads: PyTree, goes_on: Array) -> PyTree:
