@@ -1,4 +1,4 @@
-"""Models from and for other projects: `load` takes a bundle, a Hugging Face directory or a .gguf file.
+"""Models from and for other projects: `load` takes a model in any format, `convert` writes it in another.
 
 The modules beside it, one a format, give and take more than params: `huggingface`, `gguf`, `onnx_graph`, `nf4` (packed
 4-bit weights), `flax` (nnx modules; the package flax is an extra). The tables of names and fields live with the model
@@ -8,8 +8,9 @@ The modules beside it, one a format, give and take more than params: `huggingfac
 import importlib
 from typing import Any
 
-from riftco.interchange import huggingface, nf4
-from riftco.interchange.loading import load, load_model
+from riftco.interchange import huggingface, nf4, onnx_graph
+from riftco.interchange.conversion import Converted, convert
+from riftco.interchange.loading import load, load_config, load_model, locate
 from riftco.models.families import (
     FAMILIES,
     config_dtype,
@@ -25,14 +26,19 @@ from riftco.models.families import (
 
 __all__ = [
     "FAMILIES",
+    "Converted",
     "config_dtype",
+    "convert",
     "family_of",
     "from_hf_config",
     "from_published",
     "huggingface",
     "load",
+    "load_config",
     "load_model",
+    "locate",
     "nf4",
+    "onnx_graph",
     "params_from_published",
     "published_names",
     "refusal",
@@ -40,7 +46,7 @@ __all__ = [
     "to_published",
 ]
 
-_LAZY = ("flax", "gguf", "onnx_graph")
+_LAZY = ("flax", "gguf")
 
 
 def __getattr__(name: str) -> Any:

@@ -58,10 +58,8 @@ def load(directory: str | os.PathLike[str], *, with_tokenizer: bool = True, dtyp
         TokenizerError: for a tokenizer that is not supported; the field is named.
     """
     place, wanted = Path(directory), weight_dtype(dtype)
-    values = _read_json(place / "config.json")
-    if values is None:
-        raise BundleError(f"{place}: a model directory must contain config.json; it does not; check the path")
-    config = _read_config(place, values)
+    values = read_values(place)
+    config = read_config(place, values)
     generation = _read_json(place / "generation_config.json") or {}
     # The tokenizer before the weights: what is refused is refused at once.
     tokenizer = None
@@ -121,6 +119,18 @@ def to_bundle(
     )
 
 
+def read_values(place: Path) -> dict[str, Any]:
+    """The content of a directory's `config.json`.
+
+    Raises:
+        BundleError: it is absent or not a JSON object of bounded size.
+    """
+    values = _read_json(place / "config.json")
+    if values is None:
+        raise BundleError(f"{place}: a model directory must contain config.json; it does not; check the path")
+    return values
+
+
 def weight_dtype(dtype: str | None) -> str | None:
     """What a `dtype` argument asks for: a name, or None for the dtype of the files.
 
@@ -140,7 +150,8 @@ def weight_dtype(dtype: str | None) -> str | None:
     return name
 
 
-def _read_config(place: Path, values: dict[str, Any]) -> DecoderConfig:
+def read_config(place: Path, values: dict[str, Any]) -> DecoderConfig:
+    """The configuration that the content of a `config.json` describes; errors name the directory."""
     try:
         return from_hf_config(values)
     except ConfigError as error:

@@ -1,21 +1,30 @@
-"""One door to a model, whoever wrote it: a bundle, a Hugging Face directory, or a .gguf file."""
+"""One door to a model, whoever wrote it: a bundle, a Hugging Face directory, a .gguf file, or our ONNX directory."""
 
 import os
 from pathlib import Path
 
+import jax
+
 from riftco.bundle.manifest import MANIFEST
+from riftco.bundle.packed import QUANTIZATION
 from riftco.errors import BundleError
 from riftco.interchange import huggingface
 from riftco.interchange.huggingface import STORED, Model, weight_dtype
+from riftco.interchange.onnx_graph.sidecar import SIDECAR as ONNX_SIDECAR
+from riftco.interchange.onnx_graph.sidecar import read_sidecar
 from riftco.models import DecoderConfig
 from riftco.types import PyTree
+
+GGUF_FILE = "model.gguf"
+"""The file of a directory that a conversion to GGUF writes."""
 
 
 def load(path: str | os.PathLike[str], *, dtype: str | None = None) -> tuple[PyTree, DecoderConfig]:
     """The params and the configuration of a model.
 
     Args:
-        path: a bundle, a Hugging Face directory, a run directory with a finished `final/`, or a .gguf file.
+        path: a bundle, a Hugging Face directory, a run directory with a finished `final/`, a .gguf file, a directory
+            with a `model.gguf`, or one that `onnx_graph.export` wrote.
         dtype: of the params: "float32", "bfloat16", "float16", or "stored", that of the files. By default float32 on a
             CPU, which computes in it, and the files' own elsewhere.
 
@@ -55,11 +64,38 @@ def load_model(path: str | os.PathLike[str], *, dtype: str | None = None, with_t
 
         found = bundle.load(place, dtype=wanted)
         return Model(found.params, found.config, found.tokenizer, found.generation, found.chat_template)
+    if kind == "onnx":
+        from riftco.interchange import onnx_graph
+
+        model = onnx_graph.load(place, with_tokenizer=with_tokenizer)
+        return (
+            model if wanted is None else model._replace(params=jax.tree.map(lambda x: x.astype(wanted), model.params))
+        )
     return huggingface.load(place, with_tokenizer=with_tokenizer, dtype=dtype)
 
 
+def load_config(path: str | os.PathLike[str]) -> DecoderConfig:
+    """The configuration of a model, without its weights.
+
+    Raises:
+        BundleError, ConfigError: as `load`.
+    """
+    place, kind = locate(path)
+    if kind == "gguf":
+        from riftco.interchange import gguf
+
+        return gguf.load_config(place)
+    if kind == "onnx":
+        return read_sidecar(place).config
+    values = huggingface.read_values(place)
+    if kind == "bundle":
+        # Packed weights are a matter of the tensors; only bundles have them.
+        values.pop(QUANTIZATION, None)
+    return huggingface.read_config(place, values)
+
+
 def locate(path: str | os.PathLike[str]) -> tuple[Path, str]:
-    """Where the model behind a path is, and its kind: "bundle", "huggingface" or "gguf".
+    """Where the model behind a path is, and its kind: "bundle", "huggingface", "gguf" or "onnx".
 
     Raises:
         BundleError: there is none; the message says what is there instead.
@@ -76,15 +112,18 @@ def locate(path: str | os.PathLike[str]) -> tuple[Path, str]:
             return candidate, "bundle"
         if (candidate / "config.json").is_file():
             return candidate, "huggingface"
+    if (place / ONNX_SIDECAR).is_file():
+        return place, "onnx"
     if (place / "metrics.jsonl").is_file() or (place / "checkpoints").is_dir():
         raise BundleError(
             f"model: {place} is a run that has not finished, so it has no final/; finish it with riftco pretrain "
             "--resume auto"
         )
     files = sorted(place.glob("*.gguf"))
-    if len(files) == 1:
-        return files[0], "gguf"
+    named = [file for file in files if file.name == GGUF_FILE]
+    if len(files) == 1 or named:
+        return (named or files)[0], "gguf"
     raise BundleError(
-        f"model: {place} holds neither {MANIFEST}, config.json, final/ nor one .gguf file; give a bundle, a model "
-        "directory or a .gguf file"
+        f"model: {place} holds neither {MANIFEST}, config.json, final/, {ONNX_SIDECAR} nor one .gguf file; give a "
+        "bundle, a model directory or a .gguf file"
     )

@@ -8,7 +8,7 @@ is read by a strict reader of its own, since such files come from strangers.
 from riftco.interchange.gguf.architectures import ARCHITECTURES, Form, form_of
 from riftco.interchange.gguf.container import Header, TensorInfo, read_header
 from riftco.interchange.gguf.identity import Lineage
-from riftco.interchange.gguf.loading import load, load_tokenizer, read_lineage, to_bundle
+from riftco.interchange.gguf.loading import load, load_config, load_tokenizer, read_lineage, to_bundle
 from riftco.interchange.gguf.tensor_types import FILE_TYPES
 from riftco.interchange.gguf.writing import Written, export, write
 from riftco.interchange.huggingface import Model
@@ -25,6 +25,7 @@ __all__ = [
     "export",
     "form_of",
     "load",
+    "load_config",
     "load_tokenizer",
     "read_header",
     "read_lineage",

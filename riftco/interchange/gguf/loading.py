@@ -4,6 +4,7 @@ import hashlib
 import os
 from typing import Any, BinaryIO
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,7 +16,7 @@ from riftco.interchange.gguf.configurations import architecture_of, read_config
 from riftco.interchange.gguf.container import Header, read_header
 from riftco.interchange.gguf.tensors import check_tensors, read_factors, read_leaves, rules
 from riftco.interchange.gguf.vocabulary import PREFIX, from_keys
-from riftco.interchange.huggingface import Model
+from riftco.interchange.huggingface import STORED, Model
 from riftco.models import DecoderConfig, spec, unflatten
 from riftco.tokenizers import Tokenizer
 
@@ -47,25 +48,35 @@ def load(path: str | os.PathLike[str], *, with_tokenizer: bool = True, dtype: st
         ShapeError: a tensor is missing, additional, or of another shape; it is named.
         TokenizerError: the tokenizer is one that is not supported; the key is named.
     """
-    if dtype not in (*_DTYPES, "stored"):
-        raise ConfigError(f"gguf.load: dtype must be one of {', '.join(_DTYPES)} or stored; got {dtype!r}")
+    if dtype not in (*_DTYPES, STORED):
+        raise ConfigError(f"gguf.load: dtype must be one of {', '.join(_DTYPES)} or {STORED}; got {dtype!r}")
     header = read_header(path)
     architecture = architecture_of(header)
     is_own = identity.is_own(header)
     with open(header.path, "rb") as file:
-        factors = None if architecture == NATIVE else read_factors(file, header)
-        config = read_config(header, factors, is_tied=_is_tied(file, header))
+        config = _config(file, header)
         wanted = rules(config, architecture)
-        check_tensors(
-            header, wanted, frozenset({ROPE_FREQS} if factors is not None else ()) | _tied_head(header, config)
-        )
+        factors = frozenset({ROPE_FREQS} & header.tensors.keys() if architecture != NATIVE else ())
+        check_tensors(header, wanted, factors | _tied_head(header, config))
         if is_own and not identity.is_requantized(header):
             _check_digest(file, header)
         # The tokenizer before the weights: what is refused is refused at once.
         tokenizer = _tokenizer(header, config) if with_tokenizer else None
         leaves = read_leaves(file, header, config, wanted, _dtypes(header, config, dtype))
-    params = {name: jnp.asarray(leaves.pop(name)) for name in spec(config)}
+    # Copies are made behind one's back; without waiting, all leaves would be there twice.
+    params = {name: jax.block_until_ready(jnp.asarray(leaves.pop(name))) for name in spec(config)}
     return Model(unflatten(params), config, tokenizer, _generation(header), _chat_template(header))
+
+
+def load_config(path: str | os.PathLike[str]) -> DecoderConfig:
+    """The configuration of a GGUF file, without its weights.
+
+    Raises:
+        BundleError, ConfigError: as `load`.
+    """
+    header = read_header(path)
+    with open(header.path, "rb") as file:
+        return _config(file, header)
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> tuple[Tokenizer | None, str | None]:
@@ -88,7 +99,9 @@ def read_lineage(path: str | os.PathLike[str]) -> identity.Lineage | None:
     return identity.lineage(read_header(path))
 
 
-def to_bundle(path: str | os.PathLike[str], directory: str | os.PathLike[str], *, force: bool = False) -> str:
+def to_bundle(
+    path: str | os.PathLike[str], directory: str | os.PathLike[str], *, dtype: str = STORED, force: bool = False
+) -> str:
     """Write a bundle from a GGUF file.
 
     Where the file holds the weights of a bundle exactly, that bundle comes back, with the same artifact_id. Of other
@@ -97,6 +110,7 @@ def to_bundle(path: str | os.PathLike[str], directory: str | os.PathLike[str], *
     Args:
         path: the file.
         directory: where; it must not exist, unless `force`.
+        dtype: of the weights; another than "stored" makes a new bundle.
         force: replace an existing bundle.
 
     Returns:
@@ -105,11 +119,11 @@ def to_bundle(path: str | os.PathLike[str], directory: str | os.PathLike[str], *
     Raises:
         BundleError, ConfigError, ShapeError, TokenizerError: as `load` and `riftco.bundle.save`.
     """
-    model, origin = load(path, dtype="stored"), read_lineage(path)
+    model, origin = load(path, dtype=dtype), read_lineage(path)
     settings: dict[str, Any] = {"stage": "convert", "parent": None}
     if origin is not None:
         settings = {"stage": "convert", "parent": origin.artifact_id}
-        if origin.is_exact and origin.stage is not None:
+        if dtype == STORED and origin.is_exact and origin.stage is not None:
             settings = {"stage": origin.stage, "parent": origin.parent, "fingerprints": origin.fingerprints}
     return save(
         directory,
@@ -121,6 +135,11 @@ def to_bundle(path: str | os.PathLike[str], directory: str | os.PathLike[str], *
         force=force,
         **settings,
     )
+
+
+def _config(file: BinaryIO, header: Header) -> DecoderConfig:
+    factors = None if architecture_of(header) == NATIVE else read_factors(file, header)
+    return read_config(header, factors, is_tied=_is_tied(file, header))
 
 
 def _is_tied(file: BinaryIO, header: Header) -> bool:
@@ -159,10 +178,10 @@ def _check_digest(file: BinaryIO, header: Header) -> None:
 
 def _dtypes(header: Header, config: DecoderConfig, dtype: str) -> dict[str, Any]:
     """Leaf name -> NumPy dtype."""
-    stored = identity.mapping(header, "riftco.dtypes") if dtype == "stored" else {}
+    stored = identity.mapping(header, "riftco.dtypes") if dtype == STORED else {}
     if any(name not in _DTYPES for name in stored.values()):
         raise BundleError(f"{header.path}: riftco.dtypes must name floating dtypes; got {stored}; it is damaged")
-    return {name: jnp.dtype(stored.get(name, "float32" if dtype == "stored" else dtype)) for name in spec(config)}
+    return {name: jnp.dtype(stored.get(name, "float32" if dtype == STORED else dtype)) for name in spec(config)}
 
 
 def _tokenizer(header: Header, config: DecoderConfig) -> Tokenizer | None:

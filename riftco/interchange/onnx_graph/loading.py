@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -18,6 +19,7 @@ from riftco.bundle.directories import published
 from riftco.bundle.manifest import file_digest, strict_json
 from riftco.errors import BundleError, RiftcoError
 from riftco.interchange import huggingface
+from riftco.interchange.huggingface import STORED
 from riftco.interchange.onnx_graph.exporting import places, rotary
 from riftco.interchange.onnx_graph.sidecar import DATA_FILE, GRAPHS, TEXT_FILES, Sidecar, read_sidecar
 from riftco.models import DecoderConfig, parameter_count, spec, unflatten
@@ -79,12 +81,20 @@ def load(directory: str | os.PathLike[str], *, with_tokenizer: bool = True) -> M
     return model
 
 
-def to_bundle(directory: str | os.PathLike[str], destination: str | os.PathLike[str], *, force: bool = False) -> str:
+def to_bundle(
+    directory: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    dtype: str = STORED,
+    force: bool = False,
+) -> str:
     """Write the bundle that a directory was exported from, with its identity.
 
     Args:
         directory: what `export` wrote of a bundle.
         destination: where; it must not exist, unless `force`.
+        dtype: of the weights; another than "stored" makes a new bundle, at the stage "convert", whose parent is the
+            exported one.
         force: replace an existing bundle.
 
     Returns:
@@ -97,6 +107,10 @@ def to_bundle(directory: str | os.PathLike[str], destination: str | os.PathLike[
     model = load(directory)
     if model.manifest is None:
         raise BundleError(f"{directory}: it must come from a bundle; it has no artifact_id; use load and bundle.save")
+    lineage = {"stage": "convert", "parent": model.manifest["artifact_id"]}
+    if dtype == STORED:
+        names = {"stage": "stage", "parent": "parent_artifact_id", "fingerprints": "fingerprints"}
+        lineage = {name: model.manifest[key] for name, key in names.items()}
     with published(Path(destination), force=force) as place:
         place.rmdir()
         found = bundle.save(
@@ -104,13 +118,12 @@ def to_bundle(directory: str | os.PathLike[str], destination: str | os.PathLike[
             model.params,
             model.config,
             model.tokenizer,
-            stage=model.manifest["stage"],
-            parent=model.manifest["parent_artifact_id"],
-            fingerprints=model.manifest["fingerprints"],
             generation=model.generation,
             chat_template=model.chat_template,
+            dtype=None if dtype == STORED else jnp.dtype(dtype),
+            **lineage,
         )
-        if found != model.manifest["artifact_id"]:
+        if dtype == STORED and found != model.manifest["artifact_id"]:
             raise BundleError(
                 f"{directory}: the model must be the one of its artifact_id; saved again it has another; the files "
                 "were changed together, or the bundle was saved with shards of another size"
@@ -135,7 +148,7 @@ def _read_params(place: Path, sidecar: Sidecar) -> PyTree:
     receive = _receiver(leaves, config)
     for name, parts in plans.items():
         _compare(place / name, parts, receive, sidecar.files[name])
-    return unflatten({name: jnp.asarray(leaves.pop(name)) for name in spec(config)})
+    return unflatten({name: jax.block_until_ready(jnp.asarray(leaves.pop(name))) for name in spec(config)})
 
 
 def _check_least_size(place: Path, sidecar: Sidecar) -> None:

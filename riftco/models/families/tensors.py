@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -179,7 +180,8 @@ def params_from_published(
                 stacked[layer] = piece
             del pieces
         for leaf, _ in source.leaves_of(rules_of_layers[0]):
-            leaves[leaf.name] = jnp.array(made[0] if leaf.per_layer else made[0][0])
+            # Copies are made behind one's back; without waiting, many leaves would be there twice.
+            leaves[leaf.name] = jax.block_until_ready(jnp.array(made[0] if leaf.per_layer else made[0][0]))
             del made[0]
             if leaf.name == "token_embedding.weight":
                 source.check_tied_head(leaves[leaf.name])
