@@ -62,6 +62,10 @@ class BackendError(RiftcoError, RuntimeError):
     """The device or backend asked for is not available; the message carries the reason."""
 
 
+class CapacityError(RiftcoError, RuntimeError):
+    """A request cannot be taken: the queue is full, or it would never fit."""
+
+
 class TrainingError(RiftcoError, RuntimeError):
     """Training stopped: a non-finite gradient or loss, with the step and the batch that caused it."""
 

@@ -18,9 +18,11 @@ from riftco.models.adapters import Adapters
 from riftco.models.config import DecoderConfig
 from riftco.models.decoding import contiguous_cache, decode_step, decoding_params, paged_cache, prefill
 from riftco.models.rotary_tables import rope_tables
+from riftco.tokenizers.stream import StopFilter
 from riftco.types import Array, PyTree
 
 _SMALLEST_PREFILL = 16
+_LONGEST_REST = 32  # tokens that are run one at a time rather than with all that stands before them
 
 
 def _token_id(value: Any) -> int:
@@ -105,6 +107,35 @@ class Session:
         self._position, self._recent = len(ids), ids
         return logits
 
+    def resume(self, ids: Sequence[int]) -> Array:
+        """Run a prompt that may begin with what the session holds, as the next turn of a conversation does.
+
+        A short rest is run a token at a time after what is there; otherwise the whole prompt is run anew. Both give the
+        logits of `prefill`, up to rounding.
+
+        Args:
+            ids: 1 .. capacity token ids.
+
+        Returns:
+            Logits [V] of the token that follows.
+
+        Raises:
+            ShapeError, IndexRangeError: as `prefill`.
+        """
+        ids = [_token_id(i) for i in ids]
+        held = self._recent if self._position == len(self._recent) else []
+        rest = ids[len(held) :]
+        if held and 0 < len(rest) <= _LONGEST_REST and len(ids) <= self.capacity and ids[: len(held)] == held:
+            self._check(rest)
+            return [self.step(token) for token in rest][-1]
+        before = self._position, self._recent, self._cache
+        self.reset()
+        try:
+            return self.prefill(ids)
+        except Exception:
+            self._position, self._recent, self._cache = before
+            raise
+
     def step(self, token: int) -> Array:
         """Run one more token.
 
@@ -174,7 +205,7 @@ def stream(
     """Token ids as they are drawn; see `generate` for the arguments.
 
     Args:
-        session: an empty session.
+        session: what it holds already of the prompt is not run again (`Session.resume`).
         prompt_ids: the prompt.
         max_tokens: how many ids are drawn at most.
         temperature: 0 is greedy.
@@ -190,7 +221,7 @@ def stream(
     stop, history = {_token_id(i) for i in stop_ids}, [_token_id(i) for i in prompt_ids]
     if max_tokens == 0:
         return
-    logits = session.prefill(history)
+    logits = session.resume(history)
     for count in range(max_tokens):
         row = logits[None]
         if repetition_penalty != 1.0:
@@ -271,8 +302,6 @@ def generate(
 def stream_text(pieces: Iterator[str], stop: Sequence[str]) -> Iterator[str]:
     """Text pieces up to the first stop string, never emitting part of one.
 
-    A piece's tail that could be the beginning of a stop string is held back until it is decided.
-
     Args:
         pieces: decoded text as it comes.
         stop: strings that end the text; they are not emitted.
@@ -282,17 +311,12 @@ def stream_text(pieces: Iterator[str], stop: Sequence[str]) -> Iterator[str]:
     """
     if any(not s for s in stop):
         raise ConfigError("generate: a stop string must not be empty.")
-    held = ""
+    waiting = StopFilter(stop)
     for piece in pieces:
-        held += piece
-        cut = min((at for s in stop if (at := held.find(s)) >= 0), default=None)
-        if cut is not None:
-            if cut:
-                yield held[:cut]
-            return
-        longest = max((n for s in stop for n in range(1, len(s)) if held.endswith(s[:n])), default=0)
-        ready, held = held[: len(held) - longest], held[len(held) - longest :]
+        ready = waiting.push(piece)
         if ready:
             yield ready
-    if held:
-        yield held
+        if waiting.found:
+            return
+    if rest := waiting.flush():
+        yield rest

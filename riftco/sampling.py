@@ -42,8 +42,9 @@ def sample(
     """Draw one token id per row from the filtered distribution of its logits.
 
     A row's draw is a function of its own logits, seed, position and parameters alone (the Gumbel-max method with the
-    key `fold_in(key(seed), position)`, or `fold_in(fold_in(key(seed), choice), position)`): what else is in the batch, and in which row, changes nothing. A parameter given
-    as a Python number or as an array of equal values yields the same ids.
+    key `fold_in(key(seed), position)`, or `fold_in(fold_in(key(seed), choice), position)`): what else is in the batch,
+    and in which row, changes nothing. A parameter given as a Python number or as an array of equal values yields the
+    same ids.
 
     Args:
         logits: floating [B, V]; −inf bans a token.

@@ -135,6 +135,7 @@ def paged_cache(config: DecoderConfig, batch: int, slots: int, page_size: int, d
 
 
 def block(config: DecoderConfig, params: PyTree, x: Array, rope: Any, attend: Any) -> Array:
+    """Carry x [B, T, D] through one layer, of which `params` are; rope and attend as in `riftco.layers.attention`."""
     normed = layers.norm(params["attention_norm"], x, eps=config.norm_eps)
     x = x + layers.attention(
         params["attention"], normed, head_dim=config.head_dim, eps=config.norm_eps, rope=rope, attend=attend

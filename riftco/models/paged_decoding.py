@@ -10,7 +10,6 @@ Nothing is compiled here; `riftco.serve` does that, once for each of the two.
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax

@@ -17,9 +17,7 @@ from riftco.models.config import DecoderConfig
 from riftco.types import Array, PyTree
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["lora_a", "lora_b", "scale", "index"], meta_fields=[]
-)
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["lora_a", "lora_b", "scale", "index"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, eq=False)
 class StackedBranch:
     """One layer's adapters: A [M, R, in], B transposed [M, R, out], scales [M], and the rows' numbers [B] or None."""
@@ -49,23 +47,24 @@ def attach_stacked(params: PyTree, adapters: Mapping[str, Adapters], config: Dec
     for each in adapters.values():
         check_adapters(each, config)
         pairs.append({target: (a, b) for target, a, b in each.pairs()})
+    dtype = params["token_embedding"]["weight"].dtype
     rank = max(each.rank for each in adapters.values())
     for target, (out, width) in projections(config).items():
         if not any(target in pair for pair in pairs):
             continue
         stack = () if target == HEAD else (config.layers,)
-        members = [(jnp.zeros((*stack, rank, width)), jnp.zeros((*stack, rank, out)))]
+        members = [(jnp.zeros((*stack, rank, width), dtype), jnp.zeros((*stack, rank, out), dtype))]
         scales = [0.0]
         for each, pair in zip(adapters.values(), pairs, strict=True):
             if target in pair:
-                a, b = (jnp.asarray(array, jnp.float32) for array in pair[target])
+                a, b = (jnp.asarray(array).astype(dtype) for array in pair[target])
                 missing = [(0, 0)] * len(stack) + [(0, rank - each.rank), (0, 0)]
                 members.append((jnp.pad(a, missing), jnp.pad(jnp.swapaxes(b, -1, -2), missing)))
             else:
                 members.append(members[0])
             scales.append(each.scale)
         a, b = (jnp.stack(arrays, axis=len(stack)) for arrays in zip(*members, strict=True))
-        branch = StackedBranch(a, b, jnp.broadcast_to(jnp.asarray(scales, jnp.float32), (*stack, len(scales))))
+        branch = StackedBranch(a, b, jnp.broadcast_to(jnp.asarray(scales, dtype), (*stack, len(scales))))
         params = _with(params, (*path_of(target), "adapter"), branch)
     return params
 

@@ -1,7 +1,7 @@
-"""Decoding one token at a time, for text that is shown while it is generated."""
+"""Text that is shown while it is generated: decoding one token at a time, and ending at a stop string."""
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 class DecodeStream:
@@ -28,3 +28,38 @@ class DecodeStream:
         text = self._decoder.decode(b"", True)
         self._decoder.reset()
         return text
+
+
+class StopFilter:
+    """Passes text on up to the first stop string, never a part of one.
+
+    A tail that could be the beginning of a stop string is held back until it is decided.
+
+    Args:
+        stop: strings that end the text, none empty.
+
+    Attributes:
+        found: whether a stop string has come; from then on nothing is passed.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop, self._held = tuple(stop), ""
+        self.found = False
+
+    def push(self, piece: str) -> str:
+        """The text that is certain now."""
+        if self.found:
+            return ""
+        held = self._held + piece
+        cut = min((at for s in self._stop if (at := held.find(s)) >= 0), default=None)
+        if cut is not None:
+            self.found, self._held = True, ""
+            return held[:cut]
+        keep = max((n for s in self._stop for n in range(1, len(s)) if held.endswith(s[:n])), default=0)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
+
+    def flush(self) -> str:
+        """What was held back, once no more text comes."""
+        held, self._held = self._held, ""
+        return held
