@@ -23,6 +23,8 @@ METAL_PLUGINS = (
     ("jax_plugins.metal", "metal", "metaljax"),
     ("jax_plugins.metal_plugin", "METAL", "jax-metal"),
 )
+JAX_OF_METAL = "0.4.34"  # the one that jax-metal was built for
+CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 _GOOGLE = "0x1ae0"  # the PCI vendor of TPUs; other accelerators of that vendor have no libtpu beside them
 
 
@@ -39,7 +41,7 @@ def missing(device: str) -> str | None:
             return "libtpu is not installed (pip install 'riftco[tpu]')"
         return None if _has_tpu() else "libtpu is installed, but this machine shows no TPU"
     if device == "cuda":
-        if not any(_installed(name) for name in ("jax_cuda12_plugin", "jax_cuda13_plugin")):
+        if not any(_installed(name) for name in CUDA_PLUGINS):
             return "no CUDA plugin of jax is installed (pip install 'riftco[cuda12]' or 'riftco[cuda13]')"
         return None if _has_nvidia() else "a CUDA plugin is installed, but this machine shows no NVIDIA driver"
     if sys.platform != "darwin" or platform.machine() != "arm64":
@@ -47,13 +49,14 @@ def missing(device: str) -> str | None:
     if metal_plugin() is not None:
         return None
     if _installed("jax_plugins.metal_plugin"):
-        return f"jax-metal works with jax 0.4.34 alone and this is jax {_version('jax')} (pip install 'riftco[metal]')"
+        fits = f"jax-metal works with jax {JAX_OF_METAL} alone"
+        return f"{fits} and this is jax {_version('jax')} (pip install 'riftco[metal]')"
     return "no Metal plugin is installed (pip install 'riftco[metal]', or jax-mps or metaljax beside a newer jax)"
 
 
 def metal_plugin() -> tuple[str, str] | None:
     """(distribution, jax's name of its platform) of the Metal plugin that this jax can use; None without one."""
-    old = _version("jax") in ("0.4.34", "0.4.35")
+    old = _version("jax") == JAX_OF_METAL
     for module, platform_name, distribution in METAL_PLUGINS:
         if _installed(module) and (distribution == "jax-metal") == old:
             return distribution, platform_name
@@ -63,17 +66,24 @@ def metal_plugin() -> tuple[str, str] | None:
 def choose(device: str = "auto") -> str:
     """The device that a flag means on this machine: "cpu", "cuda", "tpu" or "metal".
 
-    "auto" is JAX_PLATFORMS where that is set, else the first of TPU, CUDA, Metal that is there, else the CPU.
+    "auto" is the first name in JAX_PLATFORMS where that is set, which jax is left to start; else the first of TPU,
+    CUDA, Metal that is there, else the CPU.
 
     Raises:
-        ConfigError: an unknown name. BackendError: a named device is not there; the reason is in the message.
+        ConfigError: an unknown name, in JAX_PLATFORMS too. BackendError: a named device is not there; the reason is in
+            the message.
     """
     if device not in DEVICES:
         raise ConfigError(f"device: the name must be one of {', '.join(DEVICES)}; got {device!r}")
     if device == "auto":
         asked = os.environ.get("JAX_PLATFORMS", "").split(",")[0].strip().lower()
         asked = _DEVICE_OF.get(asked, asked)
-        if asked in DEVICES[1:]:
+        if asked and asked not in DEVICES[1:]:
+            raise ConfigError(
+                f"device: JAX_PLATFORMS must begin with one of {', '.join(DEVICES[1:])}, which riftco runs on; got "
+                f"{os.environ['JAX_PLATFORMS']!r}; unset it, or name a device by --device"
+            )
+        if asked:
             return asked
         return next((name for name in _PREFERENCE if missing(name) is None), "cpu")
     reason = missing(device)
@@ -105,8 +115,11 @@ def select(device: str = "auto") -> str:
     try:
         running = jax.default_backend()
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise BackendError(f"device: {chosen} did not start: {reason}; use --device cpu to go on without it") from error
+        reason = missing(chosen) or " ".join(str(error).split())
+        asked = "JAX_PLATFORMS asks for it" if kept else "it was asked for"
+        raise BackendError(
+            f"device: {chosen} did not start, and {asked}; {reason}; use --device cpu to go on without it"
+        ) from error
     running = _DEVICE_OF.get(running.lower(), running.lower())
     if running != chosen:
         raise BackendError(

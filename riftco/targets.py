@@ -16,17 +16,21 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from riftco import _compat
+from riftco import _compat, backend
 from riftco.errors import BackendError, ConfigError
 from riftco.pallas import dispatch
 
-# Bytes of memory of one chip. Source: the makers' data sheets; Google's GB are 2^30 bytes, NVIDIA's 10^9.
-MEMORY = {"v4": 32 << 30, "v5e": 16 << 30, "v5p": 95 << 30, "v6e": 32 << 30, "h200": 141 * 10**9}
-TPU_GENERATIONS = ("v4", "v5e", "v5p", "v6e")
+# Bytes of memory of one chip: Google's GB are 2^30. Source: the data sheets of Cloud TPU.
+TPU_MEMORY = {"v4": 32 << 30, "v5e": 16 << 30, "v5p": 95 << 30, "v6e": 32 << 30}
 EXAMPLES = "v5e:2x4, v6e:2x2 or h200"
 
+# The slices that can be had; libtpu describes many more. Source: Cloud TPU's pages on v4, v5e, v5p and v6e.
+_FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
+_MOST_CHIPS = {"v4": 4096, "v5p": 6144}  # of the generations whose slices are cubes, and larger ones made of cubes
+
 # What XLA wants to know of an H200 SXM, in the words of its GpuTargetConfigProto. Source: NVIDIA H200 datasheet and the
-# CUDA C++ programming guide, compute capability 9.0.
+# CUDA C++ programming guide, compute capability 9.0. The memory is what CUDA gives out of the 141 GB, 139.8 GiB.
 H200 = """
 gpu_device_info {
   name: "NVIDIA H200"
@@ -43,7 +47,7 @@ gpu_device_info {
   shared_memory_per_block_optin: 232448
   shared_memory_per_core: 233472
   l2_cache_size: 52428800
-  device_memory_size: 151397597184
+  device_memory_size: 150109945856
   memory_bandwidth: 4800000000000
   clock_rate_ghz: 1.98
   block_dim_limit_x: 2147483647
@@ -69,23 +73,13 @@ class Chips:
 
     name: str
     platform: str  # "tpu" or "cuda"
-    devices: tuple[Any, ...]
+    devices: tuple[Any, ...]  # one a chip
+    memory: int | None = None  # bytes of one chip; None where that is not known
 
     @property
     def kind(self) -> str:
         """As the runtime names it, such as "TPU v5 lite" or "NVIDIA H200"."""
         return self.devices[0].device_kind
-
-    @property
-    def memory(self) -> int | None:
-        """Bytes of one device's memory; None for a chip that was described by a file.
-
-        A device is a chip, but for v4, whose chips libtpu describes as two cores with half the memory each.
-        """
-        generation, _, grid = self.name.partition(":")
-        if generation not in MEMORY:
-            return None
-        return MEMORY[generation] * math.prod(map(int, grid.split("x") if grid else ())) // len(self.devices)
 
     @contextlib.contextmanager
     def tracing(self, mesh: Any = None) -> Generator[None, None, None]:
@@ -146,20 +140,33 @@ def chips(target: str) -> Chips:
         target: such as "v5e:2x4", "v6e:2x2" or "h200".
 
     Raises:
-        ConfigError: the name is none. BackendError: the compiler for it is not installed or refuses the grid.
+        ConfigError: the name is none, or the generation has no such slice. BackendError: the compiler for it is not
+            installed, or refuses it.
     """
     name = target.strip().lower()
     generation, _, grid = name.partition(":")
     if name == "h200":
-        return Chips(name, "cuda", _nvidia(H200))
-    if generation not in TPU_GENERATIONS or not re.fullmatch(r"\d+x\d+(x\d+)?", grid):
+        return _nvidia(name, H200)
+    if generation not in TPU_MEMORY:
         raise ConfigError(f"target: it must name chips, such as {EXAMPLES}; got {target!r}")
-    return Chips(name, "tpu", _tpu(name))
+    if not _is_slice(generation, grid):
+        raise ConfigError(
+            f"target: it must name chips, such as {EXAMPLES}; got {target!r}; the slices of {generation} are "
+            f"{_slices(generation)}"
+        )
+    return Chips(name, "tpu", _tpu(name, grid), TPU_MEMORY[generation])
 
 
 def nvidia_from_file(path: Path | str) -> Chips:
-    """The chip that a dumped GpuTargetConfigProto (text) describes; see experiments/kernels_hardware.py."""
-    return Chips(Path(path).stem, "cuda", _nvidia(Path(path).read_text()))
+    """The chip that a dumped GpuTargetConfigProto (text) describes; see experiments/kernels_hardware.py.
+
+    Raises:
+        ConfigError: the file cannot be read. BackendError: as `chips`.
+    """
+    try:
+        return _nvidia(Path(path).stem, Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"target: a description must be a text file that can be read; {path}: {error}") from error
 
 
 def describe_attached() -> str | None:
@@ -167,8 +174,26 @@ def describe_attached() -> str | None:
     return _compat.gpu_target_config()
 
 
-def _tpu(name: str) -> tuple[Any, ...]:
-    _require("libtpu", "TPU")
+def _is_slice(generation: str, grid: str) -> bool:
+    if generation not in _MOST_CHIPS:
+        return grid in _FLAT
+    if grid in _CUBES or not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", grid):
+        return grid in _CUBES
+    sides = [int(side) for side in grid.split("x")]
+    return (
+        sides == sorted(sides) and all(side % 4 == 0 for side in sides) and math.prod(sides) <= _MOST_CHIPS[generation]
+    )
+
+
+def _slices(generation: str) -> str:
+    """The slices of a generation, in words."""
+    if generation not in _MOST_CHIPS:
+        return ", ".join(_FLAT)
+    return f"{', '.join(_CUBES)}, and AxBxC with A <= B <= C, all multiples of 4, up to {_MOST_CHIPS[generation]} chips"
+
+
+def _tpu(name: str, grid: str) -> tuple[Any, ...]:
+    _require(("libtpu",), "TPU")
     # libtpu otherwise looks for a TPU VM's metadata server, and for a lock that only one process may hold.
     for variable, value in {
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -179,20 +204,24 @@ def _tpu(name: str) -> tuple[Any, ...]:
         "TPU_STDERR_LOG_LEVEL": "3",
     }.items():
         os.environ.setdefault(variable, value)
-    grid = [int(part) for part in name.partition(":")[2].split("x")]
-    # A host has 2 x 2 chips unless the slice is smaller; libtpu must be told.
-    small = {"chips_per_host_bounds": (*grid, 1)} if len(grid) == 2 and math.prod(grid) < 4 else {}
-    return _topology(name, platform="tpu", topology_name=name, **small)
+    options: dict[str, Any] = {}
+    if grid == "1x1":  # a host has 2 x 2 chips otherwise; libtpu must be told
+        options["chips_per_host_bounds"] = (1, 1, 1)
+    if name.startswith("v4:"):  # the two cores of a chip as one device with all its memory, as jax runs it
+        options["chip_config_name"] = "megacore"
+    return _topology(name, platform="tpu", topology_name=name, **options)
 
 
-def _nvidia(config: str) -> tuple[Any, ...]:
-    _require("jax_cuda12_plugin", "NVIDIA")
+def _nvidia(name: str, config: str) -> Chips:
+    _require(backend.CUDA_PLUGINS, "NVIDIA")
     if not _has_ptxas():
         raise BackendError(
             "target: NVIDIA chips need ptxas, the assembler that jax's wheels leave out; there is none on PATH, in "
-            "/usr/local/cuda or in /opt/cuda; pip install nvidia-cuda-nvcc-cu12"
+            "CUDA_ROOT, /usr/local/cuda or /opt/cuda; pip install nvidia-cuda-nvcc-cu12"
         )
-    return _topology("h200", platform="cuda", target_config=config, topology="1x1x1")
+    memory = re.search(r"device_memory_size:\s*(\d+)", config)
+    devices = _topology(name, platform="cuda", target_config=config, topology="1x1x1")
+    return Chips(name, "cuda", devices, int(memory[1]) if memory else None)
 
 
 def _topology(name: str, **arguments: Any) -> tuple[Any, ...]:
@@ -202,21 +231,23 @@ def _topology(name: str, **arguments: Any) -> tuple[Any, ...]:
         return tuple(topologies.get_topology_desc(**arguments).devices)
     except Exception as error:  # the compilers raise whatever they like
         reason = " ".join(str(error).split())
-        raise BackendError(f"target: {name} cannot be described: {reason}") from error
+        raise BackendError(f"target: {name} cannot be described: {reason[:400]}") from error
 
 
 def _has_ptxas() -> bool:
     """Whether XLA will find the assembler: without it, some programs end the process instead of raising."""
-    places = [Path("/usr/local/cuda/bin"), Path("/opt/cuda/bin")]
-    with contextlib.suppress(ModuleNotFoundError):
-        spec = importlib.util.find_spec("nvidia.cuda_nvcc")
-        places += [Path(place) / "bin" for place in (spec.submodule_search_locations or ())] if spec else []
-    return shutil.which("ptxas") is not None or any((place / "ptxas").exists() for place in places)
+    roots = [Path(os.environ.get("CUDA_ROOT") or "/usr/local/cuda"), Path("/usr/local/cuda"), Path("/opt/cuda")]
+    for package in ("nvidia.cuda_nvcc", "nvidia.cu13"):
+        with contextlib.suppress(ModuleNotFoundError):
+            spec = importlib.util.find_spec(package)
+            roots += [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+    return shutil.which("ptxas") is not None or any((root / "bin" / "ptxas").exists() for root in roots)
 
 
-def _require(module: str, maker: str) -> None:
-    if importlib.util.find_spec(module) is None:
+def _require(modules: tuple[str, ...], maker: str) -> None:
+    """Refuse where none of the modules, any of which would do, is installed."""
+    if not any(importlib.util.find_spec(module) for module in modules):
         raise BackendError(
-            f"target: the compiler for {maker} chips ({module}) is not installed; make an environment for it with "
-            "pip install 'riftco[aot]'"
+            f"target: the compiler for {maker} chips ({' or '.join(modules)}) is not installed; make an environment "
+            "for it with pip install 'riftco[aot]'"
         )

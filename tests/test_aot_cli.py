@@ -4,11 +4,14 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
+from jax.experimental import topologies
 
 from riftco import aot, targets
+from riftco.backend import CUDA_PLUGINS
 from riftco.cli import aot as verb
 from riftco.cli import main
 from riftco.errors import BackendError, ConfigError
@@ -28,47 +31,126 @@ CUDA_CALL = TPU_CALL.replace("tpu_custom_call", "__gpu$xla.gpu.triton").replace(
 @pytest.fixture
 def chips(monkeypatch: pytest.MonkeyPatch) -> Chips:
     """Eight simulated devices, as if a target named them and their compiler were there."""
-    made = Chips("v5e:2x4", "cpu", tuple(jax.devices()))
+    made = Chips("v5e:2x4", "cpu", tuple(jax.devices()), 16 << 30)
     monkeypatch.setattr(targets, "chips", lambda name: made)
     monkeypatch.setattr(verb, "_stay_on_the_cpu", lambda: None)
     return made
 
 
-def refused(capsys: pytest.CaptureFixture[str], status: int, *words: object) -> str:
+def refused(capsys: pytest.CaptureFixture[str], status: int, *words: object, compiling: bool = False) -> str:
+    """The one sentence of a refusal; nothing is said before it unless the compiler has been asked."""
     capsys.readouterr()
     assert main(["aot", *map(str, words)]) == status
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("riftco: ")
+    out, err = capsys.readouterr()
+    *before, last = err.splitlines()
+    assert last.startswith("riftco: ") and out == ""
+    assert [line.partition(" ")[0] for line in before] == ["compiling"] * compiling
     return last
+
+
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """What a compiler is asked to describe; it answers with one simulated device."""
+    asked: list[dict[str, object]] = []
+
+    def describe(**arguments: object) -> SimpleNamespace:
+        asked.append(arguments)
+        return SimpleNamespace(devices=jax.devices()[:1])
+
+    monkeypatch.setattr(topologies, "get_topology_desc", describe)
+    monkeypatch.setattr(targets, "_require", lambda *_: None)
+    monkeypatch.setattr(targets, "_has_ptxas", lambda: True)
+    return asked
 
 
 @pytest.mark.tiny
 def test_missing_compilers_are_one_sentence_that_names_the_extra(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install 'riftco[aot]'" in refused(capsys, 1, "--target", "v5e:2x4")
-    for target, compiler in (("v5e:2x4", "libtpu"), ("h200", "jax_cuda12_plugin")):
+    for target, compiler in (("v5e:2x4", "libtpu"), ("h200", "jax_cuda12_plugin or jax_cuda13_plugin")):
         with pytest.raises(BackendError, match=rf"\({compiler}\) is not installed.*riftco\[aot\]"):
             targets.chips(target)
-    for name in ("v5e", "h100", "v5e:2", "2x4"):
-        with pytest.raises(ConfigError, match="it must name chips, such as v5e:2x4"):
-            targets.chips(name)
     assert "--target must name the chips" in refused(capsys, 2)
 
 
 @pytest.mark.tiny
-def test_the_memory_of_a_device():
-    eight = tuple(jax.devices())
-    sizes = {"v5e:2x4": 16 << 30, "v4:2x2x1": 16 << 30, "v5p:2x2x2": 95 << 30, "mine": None}
-    assert {name: Chips(name, "tpu", eight).memory for name in sizes} == sizes
-    assert Chips("h200", "cuda", eight[:1]).memory == 141 * 10**9
+@pytest.mark.parametrize("name", ["", "h100", "2x4", "h200:1x1", "v5e:2x3:1", "gpu"])
+def test_a_name_that_is_no_target(name):
+    with pytest.raises(ConfigError, match=f"it must name chips, such as v5e:2x4, v6e:2x2 or h200; got {name!r}"):
+        targets.chips(name)
 
 
 @pytest.mark.tiny
-def test_a_missing_assembler_is_told_before_it_ends_the_process(monkeypatch):
-    monkeypatch.setattr(targets, "_require", lambda *_: None)
+def test_only_slices_that_exist_are_described_and_the_others_are_told(described):
+    for name in ("v5e:2x4", " V6E:1x1", "v6e:16x16", "v4:2x2x1", "v4:16x16x16", "v5p:4x4x12", "v5p:16x16x24"):
+        assert targets.chips(name).name == name.strip().lower()
+    for name in ("v5e", "v5e:2", "v5e:2x3", "v5e:0x0", "v6e:32x32", "v5e:02x4", "v6e:2x2x1", "v6e:4x2"):
+        with pytest.raises(ConfigError, match=rf"got '{name}'; the slices of {name[:3]} are 1x1, 2x2, 2x4, .* 16x16$"):
+            targets.chips(name)
+    for name in ("v4:2x2", "v5p:1x1x1", "v4:4x4x6", "v4:8x4x4", "v4:0x4x4", "v4:16x16x20", "v5p:16x16x28", "v4:-4x4x4"):
+        with pytest.raises(ConfigError, match=r"are 2x2x1, 2x2x2, 2x2x4, 2x4x4, and AxBxC with A <= B <= C.* chips$"):
+            targets.chips(name)
+
+
+@pytest.mark.tiny
+def test_a_device_is_a_chip_with_the_memory_of_one(described, tmp_path: Path):
+    sizes = {"v5e:2x4": 16 << 30, "v4:2x2x1": 32 << 30, "v5p:2x2x2": 95 << 30, "v6e:1x1": 32 << 30}
+    assert {name: targets.chips(name).memory for name in sizes} == sizes
+    # jax runs the two cores of a v4 chip as one device; a slice of one chip is smaller than a host.
+    assert described[1]["chip_config_name"] == "megacore" and "chip_config_name" not in described[0]
+    assert described[3]["chips_per_host_bounds"] == (1, 1, 1) and "chips_per_host_bounds" not in described[0]
+    assert 139 < targets.chips("h200").memory / 2**30 < 140
+    file = tmp_path / "mine.txtpb"
+    file.write_text("gpu_device_info { device_memory_size: 80 }")
+    assert (targets.nvidia_from_file(file).name, targets.nvidia_from_file(file).memory) == ("mine", 80)
+    assert described[-1]["target_config"] == file.read_text()
+    file.write_text("gpu_device_info { }")
+    assert targets.nvidia_from_file(file).memory is None
+
+
+@pytest.mark.tiny
+def test_a_description_that_is_none(described, monkeypatch, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"a text file that can be read; .*nothing\.txtpb"):
+        targets.nvidia_from_file(tmp_path / "nothing.txtpb")
+    (tmp_path / "mine.txtpb").write_text("no description")
+
+    def refuse(**_: object) -> None:
+        raise ValueError("INVALID_ARGUMENT:\n no such field")
+
+    monkeypatch.setattr(topologies, "get_topology_desc", refuse)
+    with pytest.raises(BackendError, match=r"^target: mine cannot be described: INVALID_ARGUMENT: no such field$"):
+        targets.nvidia_from_file(tmp_path / "mine.txtpb")
+
+
+@pytest.mark.tiny
+def test_a_missing_assembler_is_told_before_it_ends_the_process(described, monkeypatch):
     monkeypatch.setattr(targets, "_has_ptxas", lambda: False)
     with pytest.raises(BackendError, match=r"need ptxas.*pip install nvidia-cuda-nvcc-cu12"):
         targets.chips("h200")
+
+
+@pytest.mark.tiny
+def test_the_assembler_is_looked_for_where_xla_looks(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr(targets.Path, "exists", lambda path: path == tmp_path / "bin" / "ptxas")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.delenv("CUDA_ROOT", raising=False)
+    assert not targets._has_ptxas()
+    monkeypatch.setenv("CUDA_ROOT", str(tmp_path))
+    assert targets._has_ptxas()
+    monkeypatch.delenv("CUDA_ROOT")
+    package = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    for wheel in ("nvidia.cuda_nvcc", "nvidia.cu13"):
+        monkeypatch.setattr("importlib.util.find_spec", {wheel: package}.get)
+        assert targets._has_ptxas()
+
+
+@pytest.mark.tiny
+def test_either_plugin_for_cuda_will_do(monkeypatch):
+    for installed in ("jax_cuda12_plugin", "jax_cuda13_plugin"):
+        monkeypatch.setattr("importlib.util.find_spec", {installed: object()}.get)
+        targets._require(CUDA_PLUGINS, "NVIDIA")
+        verb._stay_on_the_cpu()
 
 
 @pytest.mark.tiny
@@ -108,7 +190,8 @@ def test_a_training_step_for_eight_chips(chips, capsys):
 def test_a_decoding_step(chips, capsys):
     assert main(["aot", "v5e:2x4", "--step", "decode", *FLAGS]) == 0
     assert "decode step, a token of 8 rows of 8, on 8 chips of v5e:2x4" in capsys.readouterr().out
-    one, eight = (aot.decode_one(chips, MODEL, batch_size=8, mesh=mesh) for mesh in ("data=1", None))
+    alone = dataclasses.replace(chips, devices=chips.devices[:1])
+    one, eight = (aot.decode_one(place, MODEL, batch_size=8) for place in (alone, chips))
     cache = 2 * 4 * 8 * 8 * 8  # keys and values, float32, 8 rows, 8 slots, 2 heads of 4
     assert one.arguments - eight.arguments >= cache * 7 // 8 and eight.attention is None
     with pytest.raises(ConfigError, match="whole weights on every chip"):
@@ -119,24 +202,36 @@ def test_a_decoding_step(chips, capsys):
 
 
 def test_a_step_that_does_not_fit_fails_with_one_sentence(chips, capsys, monkeypatch):
-    monkeypatch.setitem(targets.MEMORY, "v5e", 1 << 10)
-    assert main(["aot", "v5e:2x4", *FLAGS, "--json"]) == 1
+    small = dataclasses.replace(chips, memory=1 << 10)
+    monkeypatch.setattr(targets, "chips", lambda name: small)
+    assert main(["aot", "v5e:2x4", "--step", "decode", *FLAGS, "--json"]) == 1
     out, err = capsys.readouterr()
     got = json.loads(out)
-    assert not got["fits"] and "the train step must fit the 1.0 KiB" in got["error"]
+    assert not got["fits"] and "the decode step must fit the 1.0 KiB of one cpu" in got["error"]
     assert err.splitlines()[-1] == f"riftco: {got['error']}"
 
 
 def test_what_the_chips_or_their_compiler_refuse(chips, capsys, monkeypatch):
     assert "a multiple of the 8 devices; got batch_size 4" in refused(capsys, 2, "v5e:2x4", *FLAGS, "--batch-size", 4)
-    assert "data=9 needs 9 devices" in refused(capsys, 1, "v5e:2x4", *FLAGS, "--mesh", "data=9")
+    assert "a multiple of the 8 devices; got batch_size 4" in refused(
+        capsys, 2, "v5e:2x4", *FLAGS, "--batch-size", 4, "--step", "decode"
+    )
+    for mesh, made in (("data=9", 9), ("data=3", 3), ("data=2,fsdp=2", 4), ("fsdp=1", 1)):
+        said = refused(capsys, 2, "v5e:2x4", *FLAGS, "--mesh", mesh)
+        assert f"multiply to the chips of v5e:2x4, 8; got '{mesh}', which makes {made}; write data=8" in said
+    for mesh in ("tensor=8", "data=4,data=8", "data=", "data=²", "8", ""):
+        assert f"axes are written data=N or data=N,fsdp=M with N, M >= 1; got {mesh!r}" in refused(
+            capsys, 2, "v5e:2x4", *FLAGS, "--mesh", mesh
+        )
     assert "attention[pallas_tpu]: it needs a tpu" in refused(capsys, 2, "v5e:2x4", *FLAGS, "--attention", "pallas_tpu")
 
     def fail(*_: object) -> None:
         raise RuntimeError("the register allocator\n gave up")
 
     monkeypatch.setattr(aot, "make_train_step", fail)
-    assert "does not compile for v5e:2x4: the register allocator gave up" in refused(capsys, 1, "v5e:2x4", *FLAGS)
+    assert "does not compile for v5e:2x4: the register allocator gave up" in refused(
+        capsys, 1, "v5e:2x4", *FLAGS, compiling=True
+    )
 
 
 @pytest.mark.tiny
@@ -167,3 +262,24 @@ def test_the_configuration_of_a_run_will_do(chips, capsys, tmp_path: Path):
     assert "a token of 16 rows" in capsys.readouterr().out
     file.write_text("learning_rat: 1\n")
     assert "'learning_rat' is no option" in refused(capsys, 2, "v5e:2x4", "--config", file)
+
+
+@pytest.mark.tiny
+def test_the_usage_shows_the_targets(capsys):
+    assert main(["aot", "--help"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "usage: riftco aot v4:XxYxZ|v5e:XxY|v5p:XxYxZ|v6e:XxY|h200 [options]"
+    )
+
+
+@pytest.mark.tiny
+def test_bytes_in_words():
+    words = {
+        0: "0 B",
+        1023: "1023 B",
+        1024: "1.0 KiB",
+        1 << 29: "512.0 MiB",
+        3 << 39: "1.5 TiB",
+        1 << 62: "4194304.0 TiB",
+    }
+    assert {count: verb.size(count) for count in words} == words

@@ -8,9 +8,10 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from riftco.backend import CUDA_PLUGINS
 from riftco.cli.console import Console
 from riftco.cli.model_options import Attention, Dtype, ModelOptions, decoder_config
-from riftco.cli.options import UsageError, flag
+from riftco.cli.options import UsageError, flag, flag_name
 from riftco.cli.verbs import Action
 from riftco.errors import BackendError
 
@@ -24,9 +25,9 @@ class AotOptions(ModelOptions):
 
     target: str | None = flag(
         None,
-        "the chips: v4, v5e, v5p or v6e with their grid (v5e:2x4), or h200",
+        "the chips: a TPU slice by its grid, such as v5e:2x4, or one GPU",
         group=_STEP,
-        metavar="CHIPS",
+        metavar="v4:XxYxZ|v5e:XxY|v5p:XxYxZ|v6e:XxY|h200",
         shown="",
     )
     step: Literal["train", "decode"] = flag(
@@ -58,9 +59,11 @@ def run(options: AotOptions, console: Console) -> dict[str, Any]:
         from riftco import aot, targets
 
     config = decoder_config(options)
-    console.note(f"compiling for {options.target} …")
     with _muted():
-        report = _compile(aot, targets.chips(options.target), config, options)
+        plan = _plan(aot, targets.chips(options.target), config, options)
+    console.note(f"compiling for {plan.place.name} …")
+    with _muted():
+        report = plan.compile()
     rows = options.batch_size * options.grad_accumulation_steps
     what = (
         f"{rows} × {config.context} tokens" if report.step == "train" else f"a token of {rows} rows of {config.context}"
@@ -70,7 +73,7 @@ def run(options: AotOptions, console: Console) -> dict[str, Any]:
     if report.fits:
         return summary
     sentence = (
-        f"aot: the {report.step} step must fit the {size(report.memory or 0)} of a {report.kind}; it needs "
+        f"aot: the {report.step} step must fit the {size(report.memory or 0)} of one {report.kind}; it needs "
         f"{size(report.total)}; use a smaller batch, block checkpointing, bfloat16 or more chips"
     )
     console.note(f"riftco: {sentence}")
@@ -79,12 +82,10 @@ def run(options: AotOptions, console: Console) -> dict[str, Any]:
 
 def size(count: int) -> str:
     """Bytes in words."""
-    value, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+    if count < 1024:
+        return f"{count} B"
+    power = min((count.bit_length() - 1) // 10, 4)
+    return f"{count / 1024**power:.1f} {'KMGT'[power - 1]}iB"
 
 
 @contextlib.contextmanager
@@ -113,7 +114,7 @@ def _stay_on_the_cpu() -> None:
     """Keep jax on the CPU, whatever plugins are installed."""
     from importlib.util import find_spec
 
-    if not (find_spec("libtpu") or find_spec("jax_cuda12_plugin")):
+    if not any(find_spec(module) for module in ("libtpu", *CUDA_PLUGINS)):
         raise BackendError(
             "aot: the compilers of the extra aot must be installed; neither libtpu nor jax's CUDA plugin is; make an "
             "environment for them with pip install 'riftco[aot]'"
@@ -124,16 +125,16 @@ def _stay_on_the_cpu() -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
-def _compile(aot: Any, place: Any, config: Any, options: AotOptions) -> Any:
+def _plan(aot: Any, place: Any, config: Any, options: AotOptions) -> Any:
     from riftco.train import TrainConfig
 
     if options.step == "decode":
         if given := [name for name in _TRAIN_ALONE if getattr(options, name) != _default(name)]:
-            raise UsageError(f"--{given[0].replace('_', '-')} belongs to --step train; leave it out")
-        return aot.decode_one(place, config, batch_size=options.batch_size, dtype=options.dtype, mesh=options.mesh)
+            raise UsageError(f"{flag_name(given[0])} belongs to --step train; leave it out")
+        return aot.plan_decode(place, config, batch_size=options.batch_size, dtype=options.dtype, mesh=options.mesh)
     names = [field.name for field in dataclasses.fields(TrainConfig) if hasattr(options, field.name)]
     settings: dict[str, Any] = {name: getattr(options, name) for name in names} | {"dropout": None}
-    return aot.train_step(place, config, TrainConfig(**settings))
+    return aot.plan_train(place, config, TrainConfig(**settings))
 
 
 def _default(name: str) -> Any:
@@ -143,27 +144,24 @@ def _default(name: str) -> Any:
 def _show(report: Any, what: str, console: Console) -> None:
     axes = ", ".join(f"{name}={count}" for name, count in report.mesh.items() if count > 1)
     where = f"{report.chips} chips of {report.target}" if report.chips > 1 else f"one chip of {report.target}"
+    if report.memory is None:
+        room = ""
+    else:
+        room = f" of {size(report.memory)} on each chip: it {'fits' if report.fits else 'does not fit'}"
+    counted = ""
+    if report.counted_flops is not None:
+        counted = f"; {report.counted_flops:.3g} counted by the compiler on each chip, loops once"
+    kernels = ", ".join(f"{name} × {count}" for name, count in report.kernels.items()) or "none; all is XLA's own code"
     console.say(f"{report.step} step, {what}, on {where} ({report.kind})" + (f", {axes}" if axes else ""))
     console.say(f"  arguments    {size(report.arguments):>10}")
     console.say(f"  outputs      {size(report.outputs):>10}  besides those that overwrite arguments")
     console.say(f"  temporaries  {size(report.temporaries):>10}")
     console.say(f"  code         {size(report.code):>10}")
-    room = "" if report.memory is None else f" of {size(report.memory)} on each chip: it {_verdict(report)}"
     console.say(f"  total        {size(report.total):>10}{room}")
-    counted = (
-        ""
-        if report.counted_flops is None
-        else (f"; {report.counted_flops:.3g} counted by the compiler on each chip, loops once")
-    )
     console.say(f"  FLOPs        {report.flops:>10.3g}  by the model's formula, all chips{counted}")
-    called = ", ".join(f"{name} × {count}" for name, count in report.kernels.items()) or "none; all is XLA's own code"
-    console.say(f"  kernels      {called}")
+    console.say(f"  kernels      {kernels}")
     if report.attention is not None:
         console.say(f"  attention    {report.attention}")
-
-
-def _verdict(report: Any) -> str:
-    return "fits" if report.fits else "does not fit"
 
 
 ACTIONS = {

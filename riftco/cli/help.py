@@ -47,7 +47,7 @@ def group(verb: str) -> str:
 
 def verb(name: str, action: Action) -> str:
     """What `riftco NAME --help` prints."""
-    word = f" {action.positional.upper()}" if action.positional else ""
+    word = f" {_word(action)}" if action.positional else ""
     parts = [f"usage: riftco {name}{word} [options]", "", _sentence(action.help)]
     if action.example:
         parts += ["", f"  {action.example}"]
@@ -90,6 +90,13 @@ def markdown() -> str:
                     parts += [f"| `{_escaped(_spelling(f, k))}` | {_escaped(_explained(f, k))} |" for f, k in fields]
             parts.append("")
     return "\n".join(parts)
+
+
+def _word(action: Action) -> str:
+    """What a bare word is: the forms that it has, where the option lists them, or its name."""
+    field = next(field for field in dataclasses.fields(action.options) if field.name == action.positional)
+    metavar = field.metadata["metavar"]
+    return metavar if "|" in metavar else field.name.upper()
 
 
 def _sentence(text: str) -> str:

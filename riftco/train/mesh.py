@@ -7,6 +7,7 @@ moments. Weights are replicated over `data`. XLA's partitioner adds the communic
 import contextlib
 import itertools
 import math
+import re
 from typing import Any
 
 import jax
@@ -20,6 +21,23 @@ from riftco.models.specification import LeafSpec
 from riftco.types import PyTree
 
 AXES = ("data", "fsdp")
+
+
+def parse_axes(text: str) -> dict[str, int]:
+    """The size of every axis that a flag describes, such as {"data": 4, "fsdp": 1} for "data=4".
+
+    Raises:
+        ConfigError: if the text does not describe a mesh.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, count = part.strip().partition("=")
+        if name not in AXES or name in sizes or not re.fullmatch("[0-9]{1,9}", count) or int(count) < 1:
+            raise ConfigError(
+                f"mesh: axes are written data=N or data=N,fsdp=M with N, M >= 1; got {text!r}; write data=2,fsdp=2, say"
+            )
+        sizes[name] = int(count)
+    return {name: sizes.get(name, 1) for name in AXES}
 
 
 def parse_mesh(text: str | None, devices: list[Any] | None = None) -> Mesh | None:
@@ -42,14 +60,7 @@ def parse_mesh(text: str | None, devices: list[Any] | None = None) -> Mesh | Non
         if jax.process_count() == 1:
             return None
         text = f"data={len(devices)}"
-    sizes = dict.fromkeys(AXES, 1)
-    for part in text.split(","):
-        name, _, count = part.strip().partition("=")
-        if name not in AXES or not count.isdigit() or int(count) < 1:
-            raise ConfigError(
-                f"mesh: axes are written data=N or data=N,fsdp=M with N, M >= 1; got {text!r}; write data=2,fsdp=2, say"
-            )
-        sizes[name] = int(count)
+    sizes = parse_axes(text)
     wanted = math.prod(sizes.values())
     if wanted > len(devices):
         raise BackendError(
