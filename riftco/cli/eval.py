@@ -1,11 +1,14 @@
-"""`riftco eval`: loss, perplexity and bits per byte over a whole text, every token once."""
+"""`riftco eval`: loss, perplexity and bits per byte over a whole text, every token once.
+
+Of examples the answers are scored, and the share of their tokens that the model would choose (eval_responses.py).
+"""
 
 import dataclasses
 import json
 from pathlib import Path
 from typing import Any, Literal
 
-from riftco.cli import corpus, models
+from riftco.cli import corpus, eval_responses, models
 from riftco.cli.console import Console
 from riftco.cli.model_options import Attention, DeviceOptions, Dtype, check_attention
 from riftco.cli.options import UsageError, flag
@@ -18,18 +21,26 @@ class EvalOptions(DeviceOptions):
     """Options of `eval`."""
 
     model: str | None = flag(None, "a bundle, a run directory, or a Hugging Face directory", metavar="DIR")
+    adapter: str | None = flag(
+        None, "adapters for it: a run of finetune, its final/, or a directory that PEFT wrote", metavar="DIR"
+    )
     data: tuple[str, ...] = flag(
         (),
-        "text files, globs, .jsonl files, or a prepared dataset",
+        "text files, globs, .jsonl files, a prepared dataset, or examples for post-training",
         metavar="PATH …",
         shown="the run's own held-out text",
     )
     validation_fraction: float | None = flag(
         None, "score only this share of the text, from its end", shown="all of it; the run's own share for its own text"
     )
-    split: Literal["train", "validation"] | None = flag(
+    split: Literal["train", "validation", "test"] | None = flag(
         None, "which side of a dataset, of a directory of splits, or of text that is divided", shown="validation"
     )
+    loss_on: Literal["response", "all"] = flag("response", "of examples: which tokens are scored")
+    chat_template: str | None = flag(
+        None, "of examples: a Jinja file, or plain for the built-in one", metavar="FILE|plain",
+        shown="the model's own, else plain",
+    )  # fmt: skip
     max_seq_length: int | None = flag(None, "tokens in a window", shown="the model's context")
     batch_size: int = flag(16, "rows at once; changes no figure")
     dtype: Dtype | None = flag(None, "of activations", shown="the weights' own")  # noqa: RUF009
@@ -39,31 +50,49 @@ class EvalOptions(DeviceOptions):
 def run(options: EvalOptions, console: Console) -> dict[str, Any]:
     """Load, encode, score."""
     from riftco import backend, data, train
+    from riftco.tune.objectives import Supervised
 
     path = models.require(options.model)
     place = models.locate(path)
     recorded = {} if options.data else _recorded(Path(path))
-    text = _text(options, recorded, place)
+    if "method" in recorded:
+        options = dataclasses.replace(options, **_as_tuned(options, recorded))
+        recorded = {}
+    is_text = not eval_responses.is_responses(options.data)
+    text = _text(options, recorded, place) if is_text else None
     backend.select(options.device)
-    model = models.load(path)
+    model = models.load(path, adapter=options.adapter)
     check_attention(model.config, options.attention)
+    if not is_text:
+        return eval_responses.run(options, model, options.data[0], console)
     if text is None:
         tokens = _dataset_split(options, recorded, place, model.tokenizer)
     else:
         tokens = data.encode_text(model.tokenizer, text)
     context = model.config.context if options.max_seq_length is None else options.max_seq_length
     result = train.evaluate(
-        model.params,
+        model.trained,
         model.config,
         data.evaluation_windows(tokens, context, options.batch_size, padded=True),
         byte_lengths=data.token_byte_lengths(model.tokenizer),
         dtype=options.dtype,
         attention=options.attention,
+        objective=model.objective(Supervised),
     )
     bits = "" if result.bits_per_byte is None else f", {result.bits_per_byte:.4f} bits per byte"
     console.say(f"loss {result.loss:.6f} nats a token, perplexity {result.perplexity:.4f}{bits}")
     console.note(f"{result.targets:,} tokens scored once each, in {result.seconds:.1f} s")
     return {"model": model.path, **dataclasses.asdict(result)}
+
+
+def _as_tuned(options: EvalOptions, recorded: dict[str, Any]) -> dict[str, Any]:
+    """The data of a run of finetune, as that read them, where the options do not say otherwise."""
+    same = {"data": (recorded["data"],), "loss_on": recorded.get("loss_on", "response")}
+    if options.chat_template is None:
+        same["chat_template"] = recorded.get("chat_template")
+    if options.max_seq_length is None:
+        same["max_seq_length"] = recorded.get("max_length")
+    return same
 
 
 def _text(options: EvalOptions, recorded: dict[str, Any], place: Path) -> str | None:

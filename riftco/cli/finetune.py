@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import warnings
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,12 +85,12 @@ def run(options: FinetuneOptions, console: Console) -> dict[str, Any]:
     splits = _examples(options.data, console)
     backend.select(options.device)
     base = bases.load_base(path)
-    template = _template(options.chat_template, base, console)
+    template = models.chat_template(options.chat_template, base.tokenizer, console.note)
     kept = Path(options.out_dir) / "base"
     packed = None
     if options.method == "qlora" and not train.is_fresh(training) and (kept / "riftco.json").is_file():
         packed = bases.load_base(kept).params
-    with _noted(console):
+    with models.noted(console):
         prepared = finetuning.prepare(base, tuning, training, splits, template=template, packed=packed)
     del packed
     for split, report in prepared.reports.items():
@@ -109,44 +108,8 @@ def run(options: FinetuneOptions, console: Console) -> dict[str, Any]:
 def _examples(path: str, console: Console) -> dict[str, Any]:
     from riftco import data
 
-    with _noted(console):
+    with models.noted(console):
         return data.load_examples(path)
-
-
-class _noted:
-    """Warnings as lines for the user; what is left out of the examples is said by their report."""
-
-    def __init__(self, console: Console) -> None:
-        self._console, self._catch = console, warnings.catch_warnings(record=True)
-
-    def __enter__(self) -> None:
-        self._caught: Any = self._catch.__enter__()
-        warnings.simplefilter("always", UserWarning)
-
-    def __exit__(self, *error: Any) -> None:
-        self._catch.__exit__(*error)
-        for warning in self._caught:
-            if "left out" not in str(warning.message):
-                self._console.note(f"warning: {warning.message}")
-
-
-def _template(given: str | None, base: Any, console: Console) -> str | None:
-    """The template to use instead of the tokenizer's own; None for its own."""
-    from riftco.tokenizers import chat
-
-    if given is None:
-        if base.chat_template is not None:
-            return base.chat_template
-        if getattr(base.tokenizer, "foreign", None) is not None:
-            console.note("the model has no chat template; the plain one is used, and recorded")
-        return chat.PLAIN
-    if given == "plain":
-        return chat.PLAIN
-    try:
-        return Path(given).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UsageError(f"--chat-template must be a Jinja file, or plain; {given}: {reason}") from None
 
 
 def _fit(options: FinetuneOptions, training: Any, base: Any, prepared: Any, console: Console) -> Any:
@@ -242,7 +205,7 @@ def _sample(options: FinetuneOptions, result: Any, base: Any, prepared: Any, spl
     from riftco.tune import finetuning
 
     row = splits.get("validation", splits["train"]).rows[0]
-    tokenizer, template = base.tokenizer, prepared.facts.get("chat_template") or chat.PLAIN
+    tokenizer, template = base.tokenizer, prepared.facts["chat_template"]
     is_pair = isinstance(row, data.Preference)
     messages = list(row.prompt if is_pair else row.messages)
     while len(messages) > 1 and messages[-1]["role"] == "assistant":

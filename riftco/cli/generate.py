@@ -13,6 +13,8 @@ from riftco.cli.verbs import Action
 
 _SAMPLING = "sampling"
 _OWN = "generation_config.json's, or "
+NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""The settings of sampling that change nothing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,6 +22,9 @@ class GenerateOptions(DeviceOptions):
     """Options of `generate`."""
 
     model: str | None = flag(None, "a bundle, a run directory, or a Hugging Face directory", metavar="DIR")
+    adapter: str | None = flag(
+        None, "adapters for it: a run of finetune, its final/, or a directory that PEFT wrote", metavar="DIR"
+    )
     prompt: str | None = flag(
         None, "what to continue; - reads standard input", shown="a beginning-of-text token, or a line break"
     )
@@ -46,13 +51,14 @@ def run(options: GenerateOptions, console: Console) -> dict[str, Any]:
     path = models.require(options.model)
     models.locate(path)
     backend.select(options.device)
-    model = models.load(path)
-    settings = _settings(options, model.generation, console)
+    model = models.load(path, adapter=options.adapter)
+    given = {name: getattr(options, "temp" if name == "temperature" else name) for name in NEUTRAL}
+    chosen = settings(given, model.generation, console)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     ids = prompt_ids(prompt, model.tokenizer)
     drawn: list[int] = []
     pieces: list[str] = []
-    for piece in write(model, ids, options.max_tokens, settings, options.seed, options.stop, drawn):
+    for piece in write(model, ids, options.max_tokens, chosen, options.seed, options.stop, drawn):
         # The prompt is shown once it is known to fit.
         console.say(piece if pieces else f"{prompt or ''}{piece}", end="")
         pieces.append(piece)
@@ -63,7 +69,7 @@ def run(options: GenerateOptions, console: Console) -> dict[str, Any]:
     known = [token for token in drawn if token < model.tokenizer.vocab_size]
     if options.stop and len(drawn) == options.max_tokens and text == model.tokenizer.decode(known, skip_special=True):
         reason = "length"
-    return {"prompt": prompt, "text": text, "ids": drawn, "finish_reason": reason, "seed": options.seed, **settings}
+    return {"prompt": prompt, "text": text, "ids": drawn, "finish_reason": reason, "seed": options.seed, **chosen}
 
 
 def write(
@@ -107,16 +113,22 @@ def write(
     yield from stream_text(decoded(), stop)
 
 
-def _settings(options: GenerateOptions, stored: dict[str, Any], console: Console) -> dict[str, Any]:
-    """Flags, else what generation_config.json says, else nothing filtered."""
-    defaults = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+def settings(given: dict[str, Any], stored: dict[str, Any], console: Console, **defaults: float) -> dict[str, Any]:
+    """Flags, else what generation_config.json says, else nothing filtered.
+
+    Args:
+        given: a value for each name of `NEUTRAL`; None for what the flags leave open.
+        stored: the content of generation_config.json.
+        console: is told what that file decides.
+        **defaults: other values than those of `NEUTRAL` for what nothing decides.
+    """
     if stored.get("do_sample") is False:
         stored = {**stored, "temperature": 0.0}
-    given = {name: getattr(options, "temp" if name == "temperature" else name) for name in defaults}
-    applied = {k: stored[k] for k in defaults if given[k] is None and isinstance(stored.get(k), int | float)}
+    applied = {k: stored[k] for k in NEUTRAL if given[k] is None and isinstance(stored.get(k), int | float)}
     if applied:
         console.note("generation_config.json sets " + ", ".join(f"{name} {value}" for name, value in applied.items()))
-    chosen = {**defaults, **applied, **{name: value for name, value in given.items() if value is not None}}
+    flags = {name: value for name, value in given.items() if value is not None}
+    chosen = {**NEUTRAL, **defaults, **applied, **flags}
     if chosen["temperature"] < 0:
         raise UsageError(f"--temp must be at least 0; got {chosen['temperature']}")
     return chosen

@@ -25,7 +25,6 @@ from riftco.types import PyTree
 
 PACKED = "quantization"
 """The fingerprint by which adapters say how their base was packed."""
-PACKED_STAGE = "quantize"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +57,9 @@ class Base:
         return is_packed(self.params)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The ids that adapters may know it by: its own, and for a packed one that of the model that was packed."""
-        packed = self.manifest is not None and self.manifest["stage"] == PACKED_STAGE
-        return (self.identity, self.manifest["parent_artifact_id"]) if packed and self.manifest else (self.identity,)
+    def packed_from(self) -> str | None:
+        """The identity of the model that was packed, for a base in 4 bits that says so."""
+        return self.manifest["parent_artifact_id"] if self.manifest is not None and self.is_packed else None
 
 
 def load_base(path: str | os.PathLike[str], *, dtype: str | None = None) -> Base:
@@ -125,8 +123,9 @@ def load_adapter(path: str | os.PathLike[str], base: Base) -> AdapterBundle:
     # The refusals before the tensors, whose shapes would be a less clear one.
     if (place / bundle.MANIFEST).is_file():
         manifest = read_manifest(place)
-        named = manifest["parent_artifact_id"]
-        bundle.check_base(manifest, named if named in base.names else base.identity, known)
+        # Adapters of qlora name the plain base; the one in 4 bits that they were trained beside serves too.
+        was_packed = PACKED in manifest["fingerprints"] and manifest["parent_artifact_id"] == base.packed_from
+        bundle.check_base(manifest, base.packed_from if was_packed else base.identity, known)
     elif known.get(bundle.MERGED) == adapter_identity(place):
         raise BundleError(f"adapter: {place} was merged into this base already; adapters are merged once")
     return bundle.load_adapters(place, base.config)
@@ -153,18 +152,20 @@ def trained_beside(base: Base, adapter: str | os.PathLike[str], found: AdapterBu
         BundleError: where packing does not give the same bits.
     """
     about = {} if found.manifest is None else found.manifest["fingerprints"].get(PACKED)
-    if not about or base.is_packed:
+    if not about:
         return base.params
-    for place in (Path(adapter) / "base", find_adapter(adapter).parent / "base"):
-        if (place / bundle.MANIFEST).is_file():
-            packed = bundle.load(place).params
-            break
+    kept = (Path(adapter) / "base", find_adapter(adapter).parent / "base")
+    place = next((place for place in kept if (place / bundle.MANIFEST).is_file()), None)
+    if base.is_packed:
+        packed = base.params
+    elif place is not None:
+        packed = bundle.load(place).params
     else:
         wide = jax.tree.map(lambda leaf: leaf.astype(np.float32), base.params)
         packed = quantize(wide, base.config, block_size=about["block_size"], double_quant=about["double_quant"])
     if packed_digest(packed, base.config) != about["packed"]:
         raise BundleError(
-            "adapter: the base in 4 bits must be the one it was trained beside; packing this base gives other bits; "
-            "give the run directory, which has base/"
+            "adapter: the base in 4 bits must be the one it was trained beside; these bits are others; give the run "
+            "directory, which has base/"
         )
     return packed

@@ -126,7 +126,7 @@ def prepare(
     train_config: TrainConfig,
     splits: Mapping[str, data.ExampleFile],
     *,
-    template: str | None = None,
+    template: str,
     packed: PyTree = None,
 ) -> Prepared:
     """Everything for a run.
@@ -136,7 +136,7 @@ def prepare(
         options: how.
         train_config: the run: batch size and seed.
         splits: of `riftco.data.load_examples`: "train" and perhaps "validation".
-        template: instead of the tokenizer's own chat template.
+        template: how conversations are written, Jinja; it is kept with what is trained.
         packed: the base in 4 bits, where it was packed before; qlora packs it itself otherwise.
 
     Raises:
@@ -152,8 +152,7 @@ def prepare(
     about: dict[str, Any] = {"objective": options.objective, "method": options.method, "base": base.identity}
     about["data"] = {split: rows.fingerprint for split, rows in encoded.items()}
     about |= {"beta": float(options.beta)} if options.objective == "dpo" else {"loss_on": options.loss_on}
-    if template is not None:
-        about["template"] = hashlib.sha256(template.encode()).hexdigest()
+    about["template"] = hashlib.sha256(template.encode()).hexdigest()
     frozen, adapters, params = base.params, None, base.params
     facts: dict[str, Any] = {}
     if options.method == "qlora" and not base.is_packed:
@@ -192,8 +191,7 @@ def prepare(
         windows = held_out and data.ExampleWindows(held_out, train_config.batch_size)
     files = {split: {"sha256": splits[split].sha256, "examples": rows.report.kept} for split, rows in encoded.items()}
     facts |= {"data": files, "objective": {k: v for k, v in about.items() if k not in (PACKED, "base")}}
-    if template is not None:
-        facts["chat_template"] = template
+    facts["chat_template"] = template
     reports = {split: rows.report for split, rows in encoded.items()}
     return Prepared(objective, params, source, windows, reports, facts)
 
@@ -203,7 +201,7 @@ def _encoded(
     options: TuneConfig,
     splits: Mapping[str, data.ExampleFile],
     config: DecoderConfig,
-    template: str | None,
+    template: str,
 ) -> dict[str, data.EncodedSet]:
     """Training and held-out examples as tokens."""
     if tokenizer is None:
@@ -270,7 +268,7 @@ def save(
             directory, result, base.config, base=base.identity, base_path=str(base.path), stage=stage,
             fingerprints=facts, force=force,
         )  # fmt: skip
-    template = facts.pop("chat_template", base.chat_template)
+    template = facts.pop("chat_template")
     return bundle.save(
         directory, result, base.config, base.tokenizer, stage=stage, parent=base.identity, fingerprints=facts,
         generation=base.generation, chat_template=template, force=force,

@@ -207,3 +207,41 @@ def answer_differences(
 
     rows = (x, batch["targets"], signed)
     return scan(body, (), rows, head(params, config, options.get("dtype")))[1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Scored(Supervised):
+    """The same loss for evaluation, and with it the share of targets that are the likeliest token, as "accuracy".
+
+    Only sums, and no gradient: the logits of one row exist at a time.
+    """
+
+    def loss(
+        self,
+        params: PyTree,
+        batch: Mapping[str, Any],
+        *frozen: PyTree,
+        reduction: str,
+        dropout_key: Key | None = None,
+        **options: Any,
+    ) -> tuple[Array, Figures]:
+        """The sums over the targets with weight; see `Objective.loss`."""
+        weights, adapters = self.parts(params, frozen)
+        weights = attach(weights, adapters, self.config)
+        x = hidden_states(
+            weights, batch["tokens"], self.config, segment_ids=batch.get("segment_ids"),
+            positions=batch.get("positions"), **options,
+        )  # fmt: skip
+        last = head(weights, self.config, options.get("dtype"))
+
+        def row(rows: Any) -> tuple[Array, Array]:
+            x, targets, weight = rows
+            logits = layers.linear(last, x)
+            right = jnp.argmax(logits, -1).astype(targets.dtype) == targets
+            loss = ops.cross_entropy(logits, targets, weights=weight, reduction="sum")
+            return loss, jnp.sum(jnp.where(right & (weight > 0), 1.0, 0.0))
+
+        counted = batch.get("weights")
+        counted = jnp.ones(x.shape[:2], jnp.float32) if counted is None else counted
+        losses, right = jax.lax.map(row, (x, batch["targets"], counted))
+        return jnp.sum(losses), {"accuracy": jnp.sum(right)}
