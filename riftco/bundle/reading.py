@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from riftco.bundle.manifest import MANIFEST, file_digest, read_manifest, strict_json
+from riftco.bundle.packed import QUANTIZATION, read_packed, save_packed
 from riftco.bundle.weights import open_weights
 from riftco.bundle.writing import CHAT_TEMPLATE, CONFIG, GENERATION, save
 from riftco.errors import BundleError, RiftcoError
 from riftco.models import DecoderConfig
 from riftco.models.families import from_hf_config, params_from_published
+from riftco.models.packed import is_packed
 from riftco.types import PyTree
 
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
@@ -22,7 +24,7 @@ class Bundle:
     """A model as it was saved.
 
     Attributes:
-        params: nested dicts of jax arrays, in the saved dtype.
+        params: nested dicts of jax arrays, in the saved dtype; packed weights stay packed.
         config: the decoder.
         tokenizer: the tokenizer, or None where the bundle has none.
         manifest: the content of `riftco.json`: stage, files, lineage, artifact_id.
@@ -43,7 +45,7 @@ class Bundle:
         return self.manifest["artifact_id"]
 
     def save(self, directory: str | os.PathLike[str], **options: Any) -> str:
-        """`riftco.bundle.save` with this bundle's stage, parent, fingerprints and generation settings: equal bytes."""
+        """`riftco.bundle.save`, or `save_packed`, with this bundle's lineage and generation settings: equal bytes."""
         lineage = {
             "stage": self.manifest["stage"],
             "parent": self.manifest["parent_artifact_id"],
@@ -51,6 +53,9 @@ class Bundle:
             "generation": self.generation,
             "chat_template": self.chat_template,
         }
+        if is_packed(self.params):
+            lineage["base"] = lineage.pop("parent")
+            return save_packed(directory, self.params, self.config, self.tokenizer, **{**lineage, **options})
         return save(directory, self.params, self.config, self.tokenizer, **{**lineage, **options})
 
 
@@ -75,8 +80,17 @@ def verify(directory: str | os.PathLike[str]) -> dict[str, Any]:
             f"{place / adapters[0]}: a bundle holds merged weights; this is an adapter that is not merged; "
             "merge it first (riftco merge)"
         )
+    return verify_files(place)
+
+
+def verify_files(place: Path) -> dict[str, Any]:
+    """The manifest of a directory whose files all have the digests that it lists.
+
+    Raises:
+        BundleError: for a missing, damaged or additional file, by name.
+    """
     manifest = read_manifest(place)
-    files = manifest["files"]
+    files, present = manifest["files"], {path.name for path in place.iterdir()}
     for name, digest in files.items():
         path = place / name
         if not path.is_file():
@@ -107,10 +121,14 @@ def load(directory: str | os.PathLike[str], *, dtype: Any = None) -> Bundle:
     place = Path(directory)
     manifest = verify(place)
     try:
-        config = from_hf_config(strict_json((place / CONFIG).read_bytes(), str(place / CONFIG)))
+        values = strict_json((place / CONFIG).read_bytes(), str(place / CONFIG))
         generation = strict_json((place / GENERATION).read_bytes(), str(place / GENERATION))
         with open_weights(place) as tensors:
-            params = params_from_published(tensors, config, dtype=dtype)
+            if isinstance(values, dict) and values.get(QUANTIZATION) is not None:
+                params, config = read_packed(values, tensors, dtype=dtype)
+            else:
+                config = from_hf_config(values)
+                params = params_from_published(tensors, config, dtype=dtype)
         tokenizer = _load_tokenizer(place, config) if "tokenizer.json" in manifest["files"] else None
         template = (place / CHAT_TEMPLATE).read_bytes().decode() if CHAT_TEMPLATE in manifest["files"] else None
     except BundleError:

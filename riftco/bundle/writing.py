@@ -1,7 +1,7 @@
 """Saving a bundle."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from riftco.bundle.directories import published
 from riftco.bundle.manifest import MANIFEST, file_digest, new_manifest, pretty_json
+from riftco.bundle.safetensors_writer import Tensors
 from riftco.bundle.weights import SHARD_BYTES, write_weights
 from riftco.errors import BundleError, RiftcoError
 from riftco.models import DecoderConfig, check_params, flatten, named, unflatten
@@ -65,7 +66,53 @@ def save(
             more ids than the model has rows.
         DomainError: where a weight is too large for `dtype`; its tensor is named.
     """
-    arrays = _plain_arrays(params, config)
+    tensors = Published(_plain_arrays(params, config), config, dtype=dtype)
+    dtypes = {str(tensors.dtype_of(name)) for name in tensors}
+    stored = dtypes.pop() if len(dtypes) == 1 else "float32"
+    return publish(
+        Path(directory),
+        tensors,
+        lambda **ids: to_hf_config(config, dtype=stored, **ids),
+        config,
+        tokenizer,
+        lineage={"stage": stage, "parent": parent, "fingerprints": fingerprints or {}},
+        generation=generation,
+        chat_template=chat_template,
+        force=force,
+        shard_bytes=shard_bytes,
+    )
+
+
+def publish(
+    directory: Path,
+    tensors: Tensors,
+    describe: Callable[..., dict[str, Any]],
+    config: DecoderConfig,
+    tokenizer: Any,
+    *,
+    lineage: Mapping[str, Any],
+    generation: Mapping[str, Any] | None,
+    chat_template: str | None,
+    force: bool,
+    shard_bytes: int,
+) -> str:
+    """Write the files of a bundle, whatever its tensors are; the arguments of `save`.
+
+    Args:
+        directory: where.
+        tensors: the weights, under the names that they have in the file.
+        describe: from token ids to the content of config.json.
+        config: the decoder.
+        tokenizer: a tokenizer, or None.
+        lineage: stage, parent and fingerprints.
+        generation: see `save`.
+        chat_template: see `save`.
+        force: see `save`.
+        shard_bytes: see `save`.
+
+    Returns:
+        The artifact_id.
+    """
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise BundleError(
             f"bundle: the vocabulary must fit the model; the tokenizer has {tokenizer.vocab_size} ids, the model "
@@ -73,13 +120,10 @@ def save(
         )
     settings = _generation_settings(generation, tokenizer)
     ids = {name: settings.get(name) for name in TOKEN_IDS}
-    tensors = Published(arrays, config, dtype=dtype)
-    dtypes = {str(tensors.dtype_of(name)) for name in tensors}
-    stored = dtypes.pop() if len(dtypes) == 1 else "float32"
     # Refuse bad lineage before a large write begins.
-    new_manifest({}, stage=stage, parent=parent, fingerprints=fingerprints or {})
-    with published(Path(directory), force=force) as place:
-        (place / CONFIG).write_bytes(pretty_json(to_hf_config(config, dtype=stored, **ids)))
+    new_manifest({}, **lineage)
+    with published(directory, force=force) as place:
+        (place / CONFIG).write_bytes(pretty_json(describe(**ids)))
         (place / GENERATION).write_bytes(pretty_json(settings))
         write_weights(place, tensors, shard_bytes)
         if tokenizer is not None:
@@ -90,7 +134,7 @@ def save(
         if chat_template is not None:
             (place / CHAT_TEMPLATE).write_bytes(chat_template.encode())
         files = {path.name: file_digest(path) for path in sorted(place.iterdir())}
-        manifest = new_manifest(files, stage=stage, parent=parent, fingerprints=fingerprints or {})
+        manifest = new_manifest(files, **lineage)
         (place / MANIFEST).write_bytes(pretty_json(manifest))
     return manifest["artifact_id"]
 

@@ -68,14 +68,18 @@ class Adapters:
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["lora_a", "lora_b", "key"], meta_fields=["scale", "rate"]
+    jax.tree_util.register_dataclass, data_fields=["lora_a", "lora_b_transposed", "key"], meta_fields=["scale", "rate"]
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Branch:
-    """One layer's adapter: what `riftco.layers.linear` adds to its output."""
+    """One layer's adapter: what `riftco.layers.linear` adds to its output. A [R, in], and B transposed, [R, out].
+
+    With B transposed outside the loop over layers its gradient is R rows, not R columns, inside: on a CPU such a
+    product is many times faster.
+    """
 
     lora_a: Any
-    lora_b: Any
+    lora_b_transposed: Any
     key: Any
     scale: float
     rate: float
@@ -84,9 +88,11 @@ class Branch:
         """[..., in] to [..., out], in x's dtype."""
         if self.key is not None:
             x = ops.dropout(x, self.key, self.rate)
-        narrow = ops.linear(x, ops.astype(self.lora_a, x.dtype))
+        rows = ops.reshape(x, (-1, x.shape[-1]))
         # The scale meets the rank's few columns and not the output's many.
-        return ops.linear(narrow * self.scale, ops.astype(self.lora_b, x.dtype))
+        narrow = ops.linear(rows, ops.astype(self.lora_a, x.dtype)) * self.scale
+        out = ops.matmul(narrow, ops.astype(self.lora_b_transposed, x.dtype))
+        return ops.reshape(out, (*x.shape[:-1], out.shape[-1]))
 
 
 # ------------------------------------------------------------------------------------------------ targets
@@ -231,6 +237,7 @@ def attach(params: PyTree, adapters: Adapters | None, config: DecoderConfig, dro
             # The model's own dropout folds 0 and 1 into the key: it draws what it drew without adapters.
             key = jax.random.fold_in(dropout_key, 2 + places[target])
             key = key if target == HEAD else jax.random.split(key, config.layers)
+        b = ops.transpose(b, (*range(b.ndim - 2), b.ndim - 1, b.ndim - 2))
         params = _with(params, (*path_of(target), "adapter"), Branch(a, b, key, adapters.scale, adapters.dropout))
     return params
 

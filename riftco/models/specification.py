@@ -149,8 +149,14 @@ def flatten(params: PyTree, config: DecoderConfig) -> dict[str, Any]:
 
     Raises:
         ShapeError: where a leaf is missing or is not one of the configuration's; it is named.
+        DTypeError: for a packed weight; it is named.
     """
     found, wanted = dict(named_leaves(params)), spec(config)
+    if packed := [name for name in wanted if f"{name}.codes" in found]:
+        raise DTypeError(
+            f"params: every leaf must be plain floating weights; {packed[0]} is packed in 4 bits; decode them first "
+            "(riftco.tune.dequantize)"
+        )
     if missing := [name for name in wanted if name not in found]:
         raise ShapeError(f"params: every leaf of the configuration must be there; {', '.join(missing)} missing")
     if extra := [name for name in found if name not in wanted]:

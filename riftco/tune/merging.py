@@ -11,9 +11,10 @@ from riftco import models
 from riftco.errors import DomainError
 from riftco.models.adapters import Adapters, check_adapters
 from riftco.models.config import DecoderConfig
+from riftco.models.packed import replaced, weight_of
 from riftco.models.specification import check_params
 from riftco.ops import NF4Array
-from riftco.tune.quantization import decoded, dequantize, replaced, weight_of
+from riftco.tune.quantization import decoded, dequantize
 from riftco.types import Array, PyTree
 
 
@@ -55,7 +56,7 @@ def merge(params: PyTree, adapters: Adapters, config: DecoderConfig) -> PyTree:
 
 @functools.partial(jax.jit, static_argnames="dtype")
 def _merged(weight: Array, a: Array, b: Array, scale: float, dtype: Any) -> Array:
-    wide = jnp.promote_types(weight.dtype, jnp.float32)
+    wide = jnp.float64 if weight.dtype == jnp.float64 else jnp.float32
     change = jnp.matmul(b.astype(wide), a.astype(wide), precision=jax.lax.Precision.HIGHEST)
     return (weight.astype(wide) + jnp.asarray(scale, wide) * change).astype(dtype)
 

@@ -11,17 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from riftco import ops
-from riftco.errors import ConfigError, DTypeError
-from riftco.models.adapters import HEAD, path_of, projections
+from riftco.errors import ConfigError
+from riftco.models.adapters import HEAD, projections
 from riftco.models.config import DecoderConfig
+from riftco.models.packed import LAYOUTS, is_packed, layer_of, replaced, stacked, weight_of, with_layout
 from riftco.models.specification import check_params, spec
 from riftco.ops import NF4Array
-from riftco.ops.nf4 import pack_for_kernels, unpack_from_kernels
-from riftco.pallas import dispatch
 from riftco.tree import byte_count, scalar_count
 from riftco.types import PyTree
-
-_LAYOUTS = ("linear", "halves")
 
 
 def quantize(
@@ -56,7 +53,7 @@ def quantize(
     """
     if is_packed(params):
         raise ConfigError("quantize: params must be plain weights; these are packed already; use them as they are")
-    if layout is not None and layout not in _LAYOUTS:
+    if layout is not None and layout not in LAYOUTS:
         raise ConfigError(f"quantize: layout must be None, 'linear' or 'halves'; got {layout!r}")
     check_params(params, config)
     packed = params
@@ -66,59 +63,6 @@ def quantize(
         layers = [pack(jnp.asarray(weight))] if name == HEAD else [pack(jnp.asarray(layer)) for layer in weight]
         packed = replaced(packed, name, layers[0] if name == HEAD else stacked(layers))
     return with_layout(packed, config, layout)
-
-
-def is_packed(params: PyTree) -> bool:
-    """Whether any weight is packed."""
-    return any(isinstance(leaf, NF4Array) for leaf in _leaves(params))
-
-
-def weight_of(params: PyTree, projection: str) -> Any:
-    """The weight of a projection: [L, out, in] or a stacked `NF4Array` in blocks, [out, in] for the head."""
-    node = params
-    for part in path_of(projection):
-        node = node[part]
-    return node["weight"]
-
-
-def replaced(params: PyTree, projection: str, weight: Any) -> PyTree:
-    """The params with another weight for one projection; nothing is copied."""
-
-    def put(tree: Any, path: tuple[str, ...]) -> Any:
-        return {**tree, path[0]: put(tree[path[0]], path[1:]) if path[1:] else weight}
-
-    return put(params, (*path_of(projection), "weight"))
-
-
-def stacked(layers: list[NF4Array]) -> NF4Array:
-    """Weights of several layers as one, its arrays stacked."""
-    return jax.tree_util.tree_map(lambda *leaves: jnp.stack(leaves), *layers)
-
-
-def with_layout(packed: PyTree, config: DecoderConfig, layout: str | None = None) -> PyTree:
-    """The packed params with their codes in some order; the weights are the same.
-
-    Args:
-        packed: from `quantize`.
-        config: their configuration.
-        layout: "linear", the canonical order of files; "halves", what kernels read; None for "halves" where a kernel
-            supports the weight on this device, "linear" elsewhere.
-    """
-    for name in projections(config):
-        weight = weight_of(packed, name)
-        if not isinstance(weight, NF4Array):
-            raise DTypeError(f"with_layout: every linear weight must be packed; {name} is not; use quantize")
-        wanted = layout or ("halves" if _kernel_runs(weight) else "linear")
-        if weight.layout != wanted:
-            change = pack_for_kernels if wanted == "halves" else unpack_from_kernels
-            packed = replaced(packed, name, change(weight) if name == HEAD else jax.vmap(change)(weight))
-    return packed
-
-
-def _kernel_runs(weight: NF4Array) -> bool:
-    probe = jax.ShapeDtypeStruct((1, weight.shape[1]), jnp.float32)
-    call = (probe, weight.shape, weight.block_size)
-    return dispatch.choose("nf4_linear", None, "plain", False, (weight.codes,), *call) != "plain"
 
 
 def dequantize(packed: PyTree, config: DecoderConfig, dtype: Any = jnp.float32) -> PyTree:
@@ -141,8 +85,7 @@ def decoded(weight: NF4Array, projection: str, config: DecoderConfig, dtype: Any
     """One projection's weight, decoded: [L, out, in], or [out, in] for the head."""
     if projection == HEAD:
         return ops.dequantize_nf4(weight, dtype)
-    one = lambda index: jax.tree_util.tree_map(lambda leaf: leaf[index], weight)
-    return jnp.stack([ops.dequantize_nf4(one(index), dtype) for index in range(config.layers)])
+    return jnp.stack([ops.dequantize_nf4(layer_of(weight, index), dtype) for index in range(config.layers)])
 
 
 # ------------------------------------------------------------------------------------------------ memory
