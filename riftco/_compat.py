@@ -5,16 +5,18 @@ built for it; anywhere else an old jax is refused with the remedy.
 """
 
 import contextlib
-import importlib.util
+import contextvars
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
 import jax.experimental
 import jax.numpy as jnp
 from jax import core, lax
+
+from riftco import backend
 
 JAX_VERSION: tuple[int, ...] = tuple(int(part) for part in jax.__version__.split(".")[:3] if part.isdigit())
 MINIMUM_JAX = (0, 10, 2)
@@ -23,7 +25,8 @@ MINIMUM_JAX = (0, 10, 2)
 def _refuse_old_jax() -> None:
     if JAX_VERSION >= MINIMUM_JAX or os.environ.get("RIFTCO_ALLOW_OLD_JAX") == "1":
         return
-    if importlib.util.find_spec("jax_plugins") and importlib.util.find_spec("jax_plugins.metal_plugin"):
+    plugin = backend.metal_plugin()
+    if plugin is not None and plugin[0] == "jax-metal":
         return
     raise ImportError(
         f"riftco: jax >= 0.10.2 is required; jax {jax.__version__} is installed. Run "
@@ -32,6 +35,31 @@ def _refuse_old_jax() -> None:
 
 
 _refuse_old_jax()
+
+
+class _Variable:
+    """What `jax.make_user_context` gives, for a jax that has none; programs are not cached by it."""
+
+    def __init__(self, default: Any) -> None:
+        self._variable = contextvars.ContextVar("riftco", default=default)
+
+    @property
+    def value(self) -> Any:
+        return self._variable.get()
+
+    @contextlib.contextmanager
+    def __call__(self, value: Any) -> Generator[None, None, None]:
+        token = self._variable.set(value)
+        try:
+            yield
+        finally:
+            self._variable.reset(token)
+
+
+def tracing_variable(default: Any) -> Any:
+    """A variable, of this thread, that programs are cached by: its `value`, and `with variable(value):`."""
+    return jax.make_user_context(default) if hasattr(jax, "make_user_context") else _Variable(default)
+
 
 enable_x64: Any = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64  # type: ignore[attr-defined]
 """A context manager that turns 64-bit types on or off."""
@@ -80,14 +108,19 @@ def in_mesh(mesh: jax.sharding.Mesh) -> contextlib.AbstractContextManager[Any]:
     return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
-def automatic_axes() -> dict[str, int]:
-    """The axes of the mesh in context that XLA's partitioner looks after, with their sizes; empty without a mesh."""
+def mesh_around(arrays: Any) -> Any:
+    """The abstract mesh in context, or else the one in the arrays' types (explicit axes put it there); None without."""
     get_mesh = getattr(jax.sharding, "get_abstract_mesh", None)
     if get_mesh is None:
-        return {}
-    mesh = get_mesh()
+        return None
+    meshes = [get_mesh(), *(getattr(getattr(_typeof(x), "sharding", None), "mesh", None) for x in arrays)]
+    return next((mesh for mesh in meshes if mesh is not None and not mesh.empty), None)
+
+
+def uncut_axes(mesh: Any) -> dict[str, int]:
+    """The axes of a mesh that no `shard_map` has cut, with their sizes: the partitioner's and the explicit ones."""
     kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
-    return {name: size for name, size, kind in kinds if kind == jax.sharding.AxisType.Auto}
+    return {name: size for name, size, kind in kinds if kind != jax.sharding.AxisType.Manual}
 
 
 def device_in_context() -> tuple[str, str] | None:
@@ -97,9 +130,28 @@ def device_in_context() -> tuple[str, str] | None:
     return None if device is None or device.platform is None else (device.platform, device.device_kind)
 
 
-def shard_map(function: Callable[..., Any], in_specs: Any, out_specs: Any, axes: frozenset[str]) -> Callable[..., Any]:
-    """`jax.shard_map` over some axes of the mesh in context, without checks of what varies over them."""
-    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
+def shard_map(function: Callable[..., Any], mesh: Any, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """`jax.shard_map` over all uncut axes of a mesh, without checks of what varies over them.
+
+    Over explicit axes it takes arguments as they lie, so that those are laid as `in_specs` say first.
+    """
+    axes = uncut_axes(mesh)
+    explicit = {n for n, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind.name == "Explicit"}
+    cut = jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=frozenset(axes), check_vma=False
+    )
+    if not explicit:
+        return cut
+
+    def names(part: Any) -> Any:
+        kept = tuple(n for n in (part if isinstance(part, tuple) else (part,)) if n in explicit)
+        return kept or None
+
+    def lay(spec: Any, argument: Any) -> Any:
+        where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*map(names, spec)))
+        return jax.tree_util.tree_map(lambda x: jax.sharding.reshard(x, where), argument)
+
+    return lambda *arguments: cut(*map(lay, in_specs, arguments))
 
 
 def _inside_shard_map() -> bool:

@@ -13,6 +13,7 @@ import riftco
 from riftco import ops, oracle
 from riftco.errors import UnsupportedError
 from riftco.pallas import dispatch
+from riftco.pallas.core.sizes import power_of_two
 from riftco.pallas.core.visibility import Visibility
 from riftco.pallas.flash import cudnn, triton, triton_tiles
 from riftco.pallas.flash.triton_tiles import Row, Tiles
@@ -212,7 +213,7 @@ def test_tiles_fit_the_call_and_products_are_exact():
     jaxpr = str(jax.make_jaxpr(call)(q, k, k, Visibility()))
     exact = "precision=(Precision.HIGHEST, Precision.HIGHEST)"
     assert jaxpr.count("dot_general") == jaxpr.count(exact) > 0
-    assert triton_tiles.padded(80) == 128 and triton_tiles.padded(256) == 256 and triton_tiles.padded(1) == 16
+    assert power_of_two(80) == 128 and power_of_two(256) == 256 and power_of_two(1) == 16
 
 
 @pytest.mark.tiny

@@ -49,7 +49,9 @@ def _backward(q, k, v, out, lse, ct, sees, *, scale, cap, interpret):
         one = lambda q, k, v: _weights(q, k, scale) @ v
         return jax.vmap(jax.vmap(one, 1, 1))(q, *(jnp.repeat(x, groups, 2) for x in (k, v)))
 
-    assert q.shape[0] * jax.device_count() == ROWS or not _compat.automatic_axes(), "a device got more than its rows"
+    assert q.shape[0] * jax.device_count() == ROWS or not _compat.uncut_axes(jax.sharding.get_abstract_mesh()), (
+        "a device got more than its rows"
+    )
     return jax.vjp(plain, q, k, v)[1](ct)
 
 

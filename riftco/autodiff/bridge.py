@@ -10,6 +10,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from riftco.autodiff.api import floating_part, vjp
 from riftco.autodiff.box import is_floating
 from riftco.autodiff.tape import Static
+from riftco.errors import GradError
 from riftco.types import PyTree
 
 
@@ -50,4 +51,26 @@ def evaluated_as(value: Callable[..., PyTree], derivative: Callable[..., PyTree]
     """
     wrapped = jax.custom_jvp(value)
     wrapped.defjvp(lambda primals, tangents: jax.jvp(derivative, primals, tangents))
+    return wrapped
+
+
+def without_jax_derivatives(f: Callable[..., PyTree], who: str) -> Callable[..., PyTree]:
+    """`f` of arrays, whose derivatives by jax itself are refused with a sentence; `jax.grad` of a kernel has none.
+
+    Args:
+        f: a function of pytrees of arrays.
+        who: begins the sentence.
+
+    Raises:
+        GradError: when jax asks for a derivative of the result.
+    """
+    wrapped = jax.custom_jvp(f)
+
+    @wrapped.defjvp
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise GradError(
+            f"{who}: a kernel has no derivative by jax's own rules, which jax.grad asks for; take riftco.grad or "
+            "riftco.vjp, or hand jax the function by riftco.autodiff.to_jax."
+        )
+
     return wrapped

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from riftco.autodiff.box import Box, unbox
+from riftco.autodiff.bridge import without_jax_derivatives
 from riftco.autodiff.tape import Op
 from riftco.ops import blockwise, validate
 from riftco.ops.elementwise import astype, exp, tanh, where
@@ -122,8 +123,8 @@ class KernelResiduals(NamedTuple):
         return self.q, self.k, self.v
 
 
-class Call(NamedTuple):
-    """The static part of one call."""
+class AttentionCall(NamedTuple):
+    """The static part of one call of `attention`."""
 
     scale: float
     cap: float | None
@@ -131,22 +132,26 @@ class Call(NamedTuple):
     interpret: Any = False
 
 
-def _attention_impl(q: Any, k: Any, v: Any, sees: Visibility, *, call: Call) -> Any:
+def _attention_impl(q: Any, k: Any, v: Any, sees: Visibility, *, call: AttentionCall) -> Any:
     return attention_fwd(q, k, v, sees, call=call)[0]
 
 
-def attention_fwd(q: Any, k: Any, v: Any, sees: Visibility, *, call: Call) -> Any:
+def attention_fwd(q: Any, k: Any, v: Any, sees: Visibility, *, call: AttentionCall) -> Any:
     """The forward rule: the output and the residuals."""
     # Under an outer derivative the rule must be made of ops; loops and kernels are not.
     if call.how == "plain" or any(isinstance(x, Box) for x in (q, k, v)):
         return _plain_fwd(q, k, v, sees, call.scale, call.cap)
     if call.how == "blockwise":
         return blockwise.forward(q, k, v, sees, call.scale, call.cap)
-    out, lse = dispatch.attention(call.how, q, k, v, sees, call.scale, call.cap, call.interpret)
+
+    def kernel(q: Any, k: Any, v: Any, sees: Visibility) -> Any:
+        return dispatch.attention(call.how, q, k, v, sees, call.scale, call.cap, call.interpret)
+
+    out, lse = without_jax_derivatives(kernel, f"attention[{call.how}]")(q, k, v, sees)
     return out, KernelResiduals(q, k, v, out, lse, sees)
 
 
-def attention_bwd(saved: Any, ct: Any, *, call: Call) -> Any:
+def attention_bwd(saved: Any, ct: Any, *, call: AttentionCall) -> Any:
     """The backward rule: the cotangents of q, k, v, and a None for each of the options."""
     scale, cap = call.scale, call.cap
     if isinstance(saved, PlainResiduals):
@@ -156,7 +161,11 @@ def attention_bwd(saved: Any, ct: Any, *, call: Call) -> Any:
         return *_plain_bwd(_plain_fwd(q, k, v, saved.sees, scale, cap)[1], ct, scale, cap), no_cotangents(saved.sees)
     if isinstance(saved, KernelResiduals):
         q, k, v, out, lse, sees = saved
-        cotangents = dispatch.attention_backward(call.how, q, k, v, out, lse, ct, sees, scale, cap, call.interpret)
+
+        def kernel(q: Any, k: Any, v: Any, out: Any, lse: Any, ct: Any, sees: Visibility) -> Any:
+            return dispatch.attention_backward(call.how, q, k, v, out, lse, ct, sees, scale, cap, call.interpret)
+
+        cotangents = without_jax_derivatives(kernel, f"attention[{call.how}]")(q, k, v, out, lse, ct, sees)
         return *cotangents, no_cotangents(sees)
     return *blockwise.backward(saved, ct, scale, cap), no_cotangents(saved.sees)
 
@@ -253,11 +262,13 @@ def attention(
         "q_offset": q_offset,
         "kv_lengths": kv_lengths,
     }
+    who = "attention"
     q, k, v, sees, factor, cap = _prepare(q, k, v, scale, logits_soft_cap, options)
-    if 0 in (*q.shape, *k.shape):  # nothing sees anything
+    if 0 in (*q.shape, *k.shape):  # nothing sees anything, and no kernel is to say so
+        dispatch.check(who, implementation, interpret)
         return where(jnp.zeros(q.shape, bool), q, 0.0)
     how = choose(implementation, unbox(q), unbox(k), unbox(v), sees, cap, interpret)
-    return _attention(q, k, v, sees, call=Call(factor, cap, how, interpret))
+    return _attention(q, k, v, sees, call=AttentionCall(factor, cap, how, interpret))
 
 
 def choose(
@@ -270,8 +281,7 @@ def choose(
     interpret: Any = False,
 ) -> str:
     """The implementation that a call runs; of q, k and v only shape, dtype and device matter. Raises as `attention`."""
-    # One query at a time has no masked half to skip, and nothing to gain from blocks.
-    rule = "blockwise" if q.shape[1] >= 32 else "plain"
+    rule = dispatch.attention_rule(q.shape[1])
     return dispatch.choose("attention", implementation, rule, interpret, (q, k, v), q, k, v, sees or Visibility(), cap)
 
 

@@ -17,6 +17,7 @@ from jax import lax
 from riftco.ops.masks import Visibility
 from riftco.ops.norm import statistics_dtype
 from riftco.ops.shape import transpose
+from riftco.pallas.core.sizes import ceil_div, least, pad_to, quotient, round_up
 
 # Up to this many queries the blocks are unrolled; beyond, loops keep the program and the memory small.
 UNROLLED_QUERIES = 1024
@@ -42,7 +43,7 @@ class BlockwiseResiduals(NamedTuple):
 def _block_size(queries: int) -> int:
     """Rows of an unrolled block: a multiple of 32 near 80, in at most 8 blocks, since each is compiled."""
     blocks = min(8, max(1, round(queries / 80)))
-    return max(64, -(-queries // blocks // 32) * 32)
+    return max(64, round_up(ceil_div(queries, blocks), 32))
 
 
 def _positions(first: int, last: int) -> Any:
@@ -67,10 +68,8 @@ def _scores(q: Any, k: Any, scale: float, cap: float | None) -> tuple[Any, Any]:
     return cap * t, t
 
 
-def _visible(sees: Visibility, rows: Any, columns: Any, repeats: int, full: bool) -> Any:
-    """[B or 1, 1, R t, s], or None when the block needs no mask."""
-    if full:
-        return None
+def _visible(sees: Visibility, rows: Any, columns: Any, repeats: int) -> Any:
+    """[B or 1, 1, R t, s], or None when all is seen."""
     mask = sees.mask(rows, columns)
     return None if mask is None else jnp.tile(mask, (1, repeats, 1))[:, None]
 
@@ -147,7 +146,7 @@ def _forward_unrolled(
             stats.append(jnp.full(shape, -jnp.inf, statistics_dtype(q)))
             continue
         s, _ = _scores(_rows(q[:, :, first:last], groups), k[:, :, low:high], scale, cap)
-        mask = _visible(sees, _positions(first, last), _positions(low, high), heads // groups, full=False)
+        mask = _visible(sees, _positions(first, last), _positions(low, high), heads // groups)
         p, lse = _softmax_rows(s, mask)
         p = p.astype(q.dtype)
         outs.append(jnp.reshape(_times(p, v[:, :, low:high]), (*shape, v.shape[3])))
@@ -189,7 +188,7 @@ def _backward_unrolled(saved: BlockwiseResiduals, dout: Any, scale: float, cap: 
             p, t, mask = next(kept), None, None
         else:
             s, t = _scores(q_rows, k[:, :, low:high], scale, cap)
-            mask = _visible(sees, _positions(first, last), _positions(low, high), heads // groups, full=False)
+            mask = _visible(sees, _positions(first, last), _positions(low, high), heads // groups)
             p = _weights_again(s, _rows(lse[:, :, first:last, None], groups), mask)
         wide = p.astype(statistics_dtype(q))
         dp, _ = _scores(do_rows, v[:, :, low:high], 1.0, None)
@@ -204,25 +203,10 @@ def _backward_unrolled(saved: BlockwiseResiduals, dout: Any, scale: float, cap: 
 # ------------------------------------------------------------------------------------------------ loops
 
 
-def _padded(x: Any, size: int) -> Any:
-    missing = -x.shape[2] % size
-    return jnp.pad(x, [(0, 0), (0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 3)) if missing else x
-
-
 def _key_range(sees: Visibility, first: Any, queries: int, keys: int) -> tuple[Any, Any]:
     """The key blocks [low, high) that the query block at `first` reaches; traced."""
-    blocks = -(-keys // LOOP_KEYS)
-    if sees.offsets is not None:
-        return 0, blocks
-    low, high = 0, blocks
-    last = jnp.minimum(first + LOOP_QUERIES, queries) + sees.offset
-    if sees.causal:
-        high = jnp.minimum(blocks, (last + LOOP_KEYS - 1) // LOOP_KEYS)
-    if sees.window is not None:
-        low = jnp.maximum(0, first + sees.offset - sees.window + 1) // LOOP_KEYS
-        if not sees.causal:
-            high = jnp.minimum(blocks, (last - 1 + sees.window + LOOP_KEYS - 1) // LOOP_KEYS)
-    return low, high
+    low, high = sees.reach(first, least(first + LOOP_QUERIES, queries), keys)
+    return quotient(low, LOOP_KEYS), ceil_div(high, LOOP_KEYS)
 
 
 def _loop_mask(sees: Visibility, first: Any, start: Any, queries: int, keys: int, repeats: int) -> Any:
@@ -240,7 +224,7 @@ def _cut(x: Any, start: Any, size: int) -> Any:
 def _forward_loop(q: Any, k: Any, v: Any, sees: Visibility, scale: float, cap: float | None) -> tuple[Any, Any]:
     batch, heads, queries, _ = q.shape
     groups, keys, repeats = k.shape[1], k.shape[2], heads // k.shape[1]
-    q, k, v = _padded(q, LOOP_QUERIES), _padded(k, LOOP_KEYS), _padded(v, LOOP_KEYS)
+    q, k, v = pad_to(q, 2, LOOP_QUERIES), pad_to(k, 2, LOOP_KEYS), pad_to(v, 2, LOOP_KEYS)
     dtype, rows = statistics_dtype(q), repeats * LOOP_QUERIES
 
     def block(i: Any) -> Any:
@@ -280,8 +264,8 @@ def _backward_loop(saved: BlockwiseResiduals, dout: Any, scale: float, cap: floa
     groups, keys, repeats = k.shape[1], k.shape[2], heads // k.shape[1]
     dtype = statistics_dtype(q)
     delta = jnp.sum(dout.astype(dtype) * out.astype(dtype), axis=-1)
-    q, dout, lse, delta = (_padded(x, LOOP_QUERIES) for x in (q, dout, lse, delta))
-    k, v = _padded(k, LOOP_KEYS), _padded(v, LOOP_KEYS)
+    q, dout, lse, delta = (pad_to(x, 2, LOOP_QUERIES) for x in (q, dout, lse, delta))
+    k, v = pad_to(k, 2, LOOP_KEYS), pad_to(v, 2, LOOP_KEYS)
 
     def block(state: Any, i: Any) -> Any:
         first = i * LOOP_QUERIES

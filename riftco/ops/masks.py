@@ -15,6 +15,16 @@ __all__ = ["Visibility", "visibility"]
 FARTHEST = 2**30  # positions and windows are int32, and so are their sums
 
 
+def window_of(who: str, window: Any) -> int | None:
+    """A window, checked."""
+    if window is None:
+        return None
+    size = validate.index(window)
+    if size is None or size < 1:
+        raise ConfigError(f"{who}: window must be a positive integer or None; got {window!r}.")
+    return min(size, FARTHEST)
+
+
 def visibility(
     batch: int,
     queries: int,
@@ -29,11 +39,9 @@ def visibility(
 ) -> Visibility:
     """The checked options of one call."""
     who = "attention"
-    if window is not None:
-        size = validate.index(window)
-        if size is None or size < 1:
-            raise ConfigError(f"{who}: window must be a positive integer or None; got {window!r}.")
-        window = min(size, FARTHEST)
+    causal, window = validate.boolean(who, "causal", causal), window_of(who, window)
+    if q_offset is None or isinstance(q_offset, bool | np.bool_ | float | str):
+        raise ConfigError(f"{who}: q_offset must be an integer, or an integer array [{batch}]; got {q_offset!r}.")
     if isinstance(q_offset, int | np.integer):
         q_offset = int(q_offset)
         if abs(q_offset) > FARTHEST:

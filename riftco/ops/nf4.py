@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from riftco.autodiff.box import Box, unbox
+from riftco.autodiff.bridge import without_jax_derivatives
 from riftco.autodiff.tape import Op
 from riftco.errors import ConfigError, DTypeError, GradError, ShapeError, UnsupportedError
 from riftco.ops import validate
@@ -133,10 +134,11 @@ def quantize_nf4(w: Array, *, block_size: int = 64, double_quant: bool = True) -
         )
     w = validate.floating(who, "w", w)
     validate.require(who, w.ndim == 2 and 0 not in w.shape, "w must be [out, in] and not empty", list(w.shape))
-    if block_size not in layout.BLOCK_SIZES:
+    double_quant = validate.boolean(who, "double_quant", double_quant)
+    if validate.index(block_size) not in layout.BLOCK_SIZES:
         raise ConfigError(f"{who}: block_size must be a power of two from 32 to 4096; got {block_size!r}.")
     validate.domain(who, w, lambda x: ~(abs(x) <= LARGEST), "w must be finite and at most 2^126")
-    return _quantize(w, int(block_size), bool(double_quant))
+    return _quantize(w, int(block_size), double_quant)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -247,21 +249,24 @@ def _check(who: str, q: Any) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
-    """The static part of one call."""
+class NF4Call:
+    """The static part of one call of `nf4_linear`."""
 
     how: str
     interpret: Any = False
 
 
-def _matmul_impl(x: Any, q: NF4Array, *, back: bool, call: Call) -> Any:
+def _matmul_impl(x: Any, q: NF4Array, *, back: bool, call: NF4Call) -> Any:
     if call.how == "plain":
         return lax.dot_general(x, _dequantize(q, x.dtype), (((1,), (0 if back else 1,)), ((), ())))
     scales = jnp.reshape(q.absmax_values(), (q.shape[0], -1))
-    if back:
-        width = q.shape[1]
-        return dispatch.nf4_input_gradient(call.how, x, _half_codes(q), scales, width, q.block_size, call.interpret)
-    return dispatch.nf4_matmul(call.how, x, _half_codes(q), scales, q.block_size, call.interpret)
+
+    def kernel(x: Any, codes: Any, scales: Any) -> Any:
+        if back:
+            return dispatch.nf4_input_gradient(call.how, x, codes, scales, q.shape[1], q.block_size, call.interpret)
+        return dispatch.nf4_matmul(call.how, x, codes, scales, q.block_size, call.interpret)
+
+    return without_jax_derivatives(kernel, f"nf4_linear[{call.how}]")(x, _half_codes(q), scales)
 
 
 _matmul = Op(
@@ -287,8 +292,10 @@ def nf4_linear(
         q: the packed weight [out, in], of either layout.
         bias: [out], of x's dtype, or None.
         implementation: "plain" decodes the weight to x's dtype, one rounding, for as long as the product takes;
-            "pallas_tpu" and "pallas_triton" are kernels. None takes the fastest for the device that supports the call.
-        interpret: True runs a kernel by its interpreter, on any device; "plain" has none and refuses it.
+            "pallas_tpu" and "pallas_triton" are kernels. None takes the device's preferred one that supports the call
+            (`riftco doctor --kernels`).
+        interpret: True runs a kernel by its interpreter, on any device; an interpreter's own parameters are handed
+            to it. "plain" has none and refuses it.
 
     Returns:
         [..., out] in x's dtype.
@@ -314,7 +321,7 @@ def nf4_linear(
         raise UnsupportedError(f"{who}[blockwise]: there is no such rule; use None, 'plain' or a kernel.")
     plain = unbox(x)
     how = dispatch.choose(who, implementation, "plain", interpret, (plain,), plain, q.shape, q.block_size)
-    out = _matmul(reshape(x, (-1, x.shape[-1])), q, back=False, call=Call(how, interpret))
+    out = _matmul(reshape(x, (-1, x.shape[-1])), q, back=False, call=NF4Call(how, interpret))
     if bias is not None:
         out = add_bias(out, bias)
     return reshape(out, (*x.shape[:-1], q.shape[0]))

@@ -8,6 +8,7 @@ import numpy as np
 from jax import lax
 
 from riftco.pallas.core.nf4 import CODES
+from riftco.pallas.core.sizes import pad_to
 
 
 @functools.cache
@@ -47,9 +48,7 @@ def middles(table: np.ndarray) -> np.ndarray:
 
 def blocks_of(flat: Any, size: int) -> Any:
     """[..., n] as [..., blocks, size], the last block filled up with zeros."""
-    missing = -flat.shape[-1] % size
-    if missing:
-        flat = jnp.pad(flat, (*[(0, 0)] * (flat.ndim - 1), (0, missing)))
+    flat = pad_to(flat, -1, size)
     return jnp.reshape(flat, (*flat.shape[:-1], -1, size))
 
 

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from riftco.autodiff.box import Box, unbox
+from riftco.autodiff.bridge import without_jax_derivatives
 from riftco.autodiff.tape import Op
-from riftco.errors import ConfigError, IndexRangeError
+from riftco.errors import IndexRangeError
 from riftco.ops import attend, validate
 from riftco.ops.elementwise import where
-from riftco.ops.masks import FARTHEST, Visibility
+from riftco.ops.masks import Visibility, window_of
 from riftco.pallas import dispatch
 from riftco.types import Array
 
@@ -116,8 +117,8 @@ _scatter = Op(
 # ------------------------------------------------------------------------------------------------ the op
 
 
-class Call(NamedTuple):
-    """The static part of one call."""
+class PagedCall(NamedTuple):
+    """The static part of one call of `paged_attention`."""
 
     window: int | None
     cap: float | None
@@ -144,7 +145,7 @@ class KernelResiduals(NamedTuple):
     rows: Rows
 
 
-def _used(rows: Rows, call: Call) -> Any:
+def _used(rows: Rows, call: PagedCall) -> Any:
     """Boolean [B, S]: the slots that some query of the row sees."""
     low, high = (x[:, None] for x in _reach(rows.lengths, rows.query_lengths, call.window))
     s = jnp.arange(rows.pages.shape[1] * call.size, dtype=jnp.int32)[None, :]
@@ -156,17 +157,12 @@ def _per_query(rows: Rows, x: Any) -> Any:
     return jnp.broadcast_to(rows.real(x.shape[1])[:, :, None, None], x.shape)
 
 
-def _rule(queries: int) -> str:
-    """The rule of attend.py that serves this many queries."""
-    return "blockwise" if queries >= 32 else "plain"
+def _attention_call(call: PagedCall, queries: int) -> attend.AttentionCall:
+    how = call.how if call.how in dispatch.XLA else dispatch.attention_rule(queries)
+    return attend.AttentionCall(call.scale, call.cap, how)
 
 
-def _attention_call(call: Call, queries: int) -> attend.Call:
-    how = call.how if call.how in dispatch.XLA else _rule(queries)
-    return attend.Call(call.scale, call.cap, how)
-
-
-def _attend_gathered(q: Any, k_pages: Any, v_pages: Any, rows: Rows, call: Call) -> tuple[Any, Any]:
+def _attend_gathered(q: Any, k_pages: Any, v_pages: Any, rows: Rows, call: PagedCall) -> tuple[Any, Any]:
     """The XLA rule: the output, and what its backward pass needs."""
     used = _used(rows, call)
     k, v = (_gather(x, rows.pages, used, count=call.pages) for x in (k_pages, v_pages))
@@ -178,31 +174,25 @@ def _attend_gathered(q: Any, k_pages: Any, v_pages: Any, rows: Rows, call: Call)
     return out, XLAResiduals(saved, rows)
 
 
-def _fwd(q: Any, k_pages: Any, v_pages: Any, rows: Rows, *, call: Call) -> tuple[Any, Any]:
+def _fwd(q: Any, k_pages: Any, v_pages: Any, rows: Rows, *, call: PagedCall) -> tuple[Any, Any]:
     # Under an outer derivative the rule must be made of ops; kernels are not.
     if call.how in dispatch.XLA or any(isinstance(x, Box) for x in (q, k_pages, v_pages)):
         out, saved = _attend_gathered(q, k_pages, v_pages, rows, call)
     else:
-        out = dispatch.paged_attention(
-            call.how,
-            q,
-            k_pages,
-            v_pages,
-            rows.lengths,
-            rows.query_lengths,
-            rows.pages,
-            call.window,
-            call.cap,
-            call.scale,
-            call.interpret,
-        )
+
+        def kernel(q: Any, k_pages: Any, v_pages: Any, lengths: Any, query_lengths: Any, pages: Any) -> Any:
+            arrays = (q, k_pages, v_pages, lengths, query_lengths, pages)
+            return dispatch.paged_attention(call.how, *arrays, call.window, call.cap, call.scale, call.interpret)
+
+        refusing = without_jax_derivatives(kernel, f"paged_attention[{call.how}]")
+        out = refusing(q, k_pages, v_pages, rows.lengths, rows.query_lengths, rows.pages)
         saved = KernelResiduals(q, k_pages, v_pages, rows)
     blank = jnp.where(rows.faulty, jnp.nan, 0.0).astype(out.dtype)
     blank = jnp.broadcast_to(blank[:, None, None, None], out.shape)
     return where(_per_query(rows, out), out, blank), saved
 
 
-def _bwd(saved: Any, ct: Any, *, call: Call) -> tuple[Any, ...]:
+def _bwd(saved: Any, ct: Any, *, call: PagedCall) -> tuple[Any, ...]:
     if isinstance(saved, KernelResiduals):
         _, saved = _attend_gathered(*saved, call)
     rows = saved.rows
@@ -281,17 +271,14 @@ def paged_attention(
     if query_lengths is None:
         query_lengths = np.full((batch,), queries, np.int32)
     query_lengths = _per_row(who, "query_lengths", query_lengths, batch)
-    if window is not None:
-        size = validate.index(window)
-        if size is None or size < 1:
-            raise ConfigError(f"{who}: window must be a positive integer or None; got {window!r}.")
-        window = min(size, FARTHEST)
+    window = window_of(who, window)
     cap = None if logits_soft_cap is None else validate.finite(who, "logits_soft_cap", logits_soft_cap, positive=True)
     factor = width**-0.5 if scale is None else validate.finite(who, "scale", scale)
     arrays = unbox(q), unbox(k_pages), unbox(v_pages)
-    how = dispatch.choose(who, implementation, _rule(queries), interpret, arrays, *arrays, table, window, cap)
+    rule = dispatch.attention_rule(queries)
+    how = dispatch.choose(who, implementation, rule, interpret, arrays, *arrays, table, window, cap)
     rows = _rows(who, lengths, query_lengths, table, queries, pool, window)
-    return _paged_attention(q, k_pages, v_pages, rows, call=Call(window, cap, factor, *pool, how, interpret))
+    return _paged_attention(q, k_pages, v_pages, rows, call=PagedCall(window, cap, factor, *pool, how, interpret))
 
 
 def _checked_arrays(who: str, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:

@@ -42,10 +42,17 @@ def index(value: Any) -> int | None:
         return None
 
 
+def boolean(who: str, name: str, value: Any) -> bool:
+    """`value` if it is True or False; neither a number nor a word stands for one."""
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigError(f"{who}: {name} must be True or False; got {value!r}.")
+    return bool(value)
+
+
 def finite(who: str, name: str, value: Any, *, positive: bool = False) -> float:
     """A finite number as a Python float: a NumPy scalar would bring its own dtype, and NaN is not equal to itself."""
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, bool | np.bool_ | str) else float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number) or (positive and number <= 0):

@@ -13,8 +13,8 @@ from riftco import _compat
 
 
 def shape_like(shape: tuple[int, ...], dtype: Any, *operands: Any) -> jax.ShapeDtypeStruct:
-    """The type of a kernel's output, varying over the mesh axes of shard_map that its operands vary over."""
-    axes = frozenset[str]().union(*(_compat.varying_axes(x) for x in operands))
+    """The type of a kernel's output, varying over the mesh axes of shard_map that any of its operands varies over."""
+    axes = frozenset[str]().union(*(_compat.varying_axes(x) for x in jax.tree_util.tree_leaves(operands)))
     return _compat.shape_dtype(shape, dtype, axes)
 
 
@@ -34,7 +34,7 @@ def triton_call(
     Args:
         kernel: takes the refs of inputs and outputs.
         name: how profilers and error messages name it.
-        grid: programs along each axis.
+        grid: programs along each axis, the first CUDA's x; jax folds an axis of more than 65535 into it.
         out_shape: from `shape_like`, or a tree of them.
         num_warps: warps of a program.
         num_stages: depth of the loads' pipeline.
@@ -91,7 +91,8 @@ def mosaic_gpu_call(
         kernel: takes the refs of inputs, outputs and scratch, as often as there are warpgroups; the axis
             "warpgroup" tells them apart.
         name: how profilers and error messages name it.
-        grid: the blocks along each named axis; the first varies fastest.
+        grid: the blocks along each named axis; the first varies fastest. It is CUDA's x, of up to 2^31 - 1 blocks; the
+            second and the third are y and z, of up to 65535.
         warpgroups: groups of 128 threads that a block has.
         out_shape: from `shape_like`, or a tuple of them.
         scratch: a tree of Mosaic GPU's scratch types.
@@ -108,8 +109,8 @@ def mosaic_gpu_call(
         body,
         out_type=out_shape,
         scratch_types=scratch,
-        grid=tuple(grid.values()),
-        grid_names=tuple(grid),
+        grid=tuple(grid.values())[::-1],  # Pallas's last axis is CUDA's first
+        grid_names=tuple(grid)[::-1],
         num_threads=warpgroups,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=approximate),

@@ -5,10 +5,9 @@ supports the call. The choice is made while tracing, for the device that the tra
 """
 
 import contextlib
-import contextvars
 import dataclasses
 import importlib
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 from riftco import _compat
 from riftco.errors import ConfigError, UnsupportedError
 from riftco.pallas.core.visibility import Visibility
+from riftco.pallas.folding import folding_vmap, joined, one_by_one, parted, rows_folding_vmap
 from riftco.pallas.mesh import on_each_device
 
 IMPLEMENTATIONS = ("plain", "blockwise", "pallas_tpu", "pallas_triton", "pallas_mosaic_gpu", "cudnn")
@@ -33,7 +33,9 @@ KERNELS = {
     ("nf4_linear", "pallas_tpu"): "riftco.pallas.nf4.tpu",
     ("nf4_linear", "pallas_triton"): "riftco.pallas.nf4.triton",
 }
-NO_INTERPRETER = ("cudnn",)
+# What `interpret` may be besides a bool: the parameters, by their type's name, of a kernel's own interpreter. cuDNN has
+# no interpreter at all.
+INTERPRETERS = {"pallas_tpu": "InterpretParams", "pallas_triton": "", "pallas_mosaic_gpu": "InterpretGPUParams"}
 PLATFORM = {"pallas_tpu": "tpu", "pallas_triton": "cuda", "pallas_mosaic_gpu": "cuda", "cudnn": "cuda"}
 
 # What None tries, in this order, before the XLA rules. Mosaic GPU and cuDNN are there for who names them: neither has
@@ -41,12 +43,14 @@ PLATFORM = {"pallas_tpu": "tpu", "pallas_triton": "cuda", "pallas_mosaic_gpu": "
 PREFERENCES = {"tpu": ("pallas_tpu",), "cuda": ("pallas_triton",)}
 
 
-_ALIASES: dict[str, str] = {"gpu": "cuda", "mps": "metal"}
+_ALIASES = {"gpu": "cuda", "mps": "metal"}  # jax's other names of platforms
 
+# One query at a time has no masked half to skip, and nothing to gain from blocks.
+BLOCKWISE_QUERIES = 32
 
 # What None ends at where no kernel is preferred, in words.
 XLA_RULES = {
-    "attention": "blockwise from 32 queries up, plain below",
+    "attention": f"blockwise from {BLOCKWISE_QUERIES} queries up, plain below",
     "paged_attention": "the pages gathered, then attention's own choice",
     "nf4_linear": "dequantised, then one product",
 }
@@ -60,23 +64,28 @@ class Target:
     kind: str = ""
 
 
-_target: contextvars.ContextVar[Target | None] = contextvars.ContextVar("riftco_target", default=None)
+_target = _compat.tracing_variable(None)
 
 
 @contextlib.contextmanager
 def target(platform: str, kind: str = "") -> Generator[Target, None, None]:
     """Traces inside choose kernels for this device, whatever this process runs on: for ahead-of-time compilation.
 
+    jit caches programs by the target: a function that was jitted under one is traced again under another. A program
+    that is compiled (`jit(f).lower(...)`) stays what it is. The target holds in the thread that sets it.
+
     Args:
         platform: "cpu", "tpu", "cuda" or "metal".
-        kind: the device's kind, such as "TPU v5e" or "NVIDIA H200"; tile sizes may depend on it.
+        kind: the device's kind as jax names it, such as "TPU v5 lite" (v5e) or "NVIDIA H200"; tiles may depend on it.
     """
-    chosen = Target(_ALIASES.get(platform.lower(), platform.lower()), kind)
-    token = _target.set(chosen)
-    try:
+    chosen = _device(platform, kind)
+    with _target(chosen):
         yield chosen
-    finally:
-        _target.reset(token)
+
+
+def _device(platform: str, kind: str) -> Target:
+    name = platform.lower()
+    return Target(_ALIASES.get(name, name), kind)
 
 
 def current_target(*arrays: Any) -> Target:
@@ -85,15 +94,20 @@ def current_target(*arrays: Any) -> Target:
     In this order: `target`, the mesh in context, the device of a concrete array, jax's default device, jax's default
     backend.
     """
-    asked = _target.get()
+    asked = _target.value
     if asked is not None:
         return asked
     meshed = _compat.device_in_context()
     if meshed is not None:
-        return Target(_ALIASES.get(meshed[0].lower(), meshed[0].lower()), meshed[1])
+        return _device(*meshed)
     device = next((next(iter(x.devices())) for x in arrays if _is_placed(x)), None) or _default_device()
-    platform = str(device.platform).lower()
-    return Target(_ALIASES.get(platform, platform), device.device_kind)
+    return _device(device.platform, device.device_kind)
+
+
+def _for_device_of(*arrays: Any) -> contextlib.AbstractContextManager[Any]:
+    """Kernels called inside size their tiles for the arrays' device: below vmap's rules they see only tracers."""
+    device = current_target(*arrays)
+    return contextlib.nullcontext() if device == current_target() else _target(device)
 
 
 def _is_placed(x: Any) -> bool:
@@ -116,6 +130,30 @@ def check_name(op: str, implementation: str) -> None:
         raise ConfigError(
             f"{op}: implementation must be None or one of {', '.join(IMPLEMENTATIONS)}; got {implementation!r}."
         )
+
+
+def check(op: str, implementation: str | None, interpret: Any) -> None:
+    """Raises what `choose` would raise for any call with these two: ConfigError or UnsupportedError."""
+    if implementation is not None:
+        check_name(op, implementation)
+    kind = type(interpret).__name__
+    if not isinstance(interpret, bool) and kind not in INTERPRETERS.values():
+        raise ConfigError(
+            f"{op}: interpret must be True, False or an interpreter's own parameters "
+            f"({', '.join(filter(None, INTERPRETERS.values()))}); got {interpret!r}."
+        )
+    if interpret and implementation in (None, *XLA):
+        rule = implementation or "None"
+        raise UnsupportedError(f"{op}[{rule}]: not a kernel, so there is nothing to interpret; name a kernel.")
+    if interpret and not isinstance(interpret, bool) and INTERPRETERS.get(implementation or "", "") != kind:
+        raise UnsupportedError(
+            f"{op}[{implementation}]: {kind} are another interpreter's parameters; leave interpret True or False."
+        )
+
+
+def attention_rule(queries: int) -> str:
+    """The XLA rule of attention that serves so many queries."""
+    return "blockwise" if queries >= BLOCKWISE_QUERIES else "plain"
 
 
 def kernel(op: str, implementation: str) -> Any:
@@ -152,15 +190,17 @@ def refusal(op: str, implementation: str, device: Target, interpret: Any, *call:
     except UnsupportedError as error:
         return str(error)
     wanted = PLATFORM[implementation]
-    remedy = (
-        "nothing interprets it" if implementation in NO_INTERPRETER else "interpret=True runs it by its interpreter"
-    )
-    if device.platform != wanted and (not interpret or implementation in NO_INTERPRETER):
+    remedy = "interpret=True runs it by its interpreter" if implementation in INTERPRETERS else "nothing interprets it"
+    if device.platform != wanted and (not interpret or implementation not in INTERPRETERS):
         return f"{op}[{implementation}]: it needs a {wanted} device and this call is for {device.platform}; {remedy}."
-    unfit = getattr(module, "unfit", None)  # where not every device of the platform will do
-    reason = None if interpret or unfit is None else unfit(device.kind)
-    reason = reason or module.unsupported(*call)
+    reason = (None if interpret else _unfit(module, device)) or module.unsupported(*call)
     return None if reason is None else f"{op}[{implementation}]: {reason}"
+
+
+def _unfit(module: Any, device: Target) -> str | None:
+    """Why a device of the kernel's platform will not do; None if it will."""
+    unfit = getattr(module, "unfit", None)
+    return None if unfit is None else unfit(device.kind)
 
 
 def choose(op: str, implementation: str | None, fallback: str, interpret: Any, arrays: Any, *call: Any) -> str:
@@ -175,25 +215,22 @@ def choose(op: str, implementation: str | None, fallback: str, interpret: Any, a
         call: what the kernel module's `unsupported` takes.
 
     Raises:
-        ConfigError: for an unknown name. UnsupportedError: a named kernel cannot run the call, or `interpret` was
-            asked of what is no kernel.
+        ConfigError: for an unknown name, or an `interpret` that is nothing of the kind. UnsupportedError: a named
+            kernel cannot run the call, or `interpret` was asked of what is no kernel.
     """
-    if implementation is None and not interpret:
+    check(op, implementation, interpret)
+    if implementation is None:
         device = current_target(*arrays)
         for name in PREFERENCES.get(device.platform, ()):
             if refusal(op, name, device, False, *call) is None:
                 return name
         return fallback
-    name = fallback if implementation is None else implementation
-    check_name(op, name)
-    if name in XLA:
-        if interpret:
-            raise UnsupportedError(f"{op}[{name}]: not a kernel, so there is nothing to interpret; name a kernel.")
-        return name
-    reason = refusal(op, name, current_target(*arrays), interpret, *call)
+    if implementation in XLA:
+        return implementation
+    reason = refusal(op, implementation, current_target(*arrays), interpret, *call)
     if reason is not None:
         raise UnsupportedError(reason)
-    return name
+    return implementation
 
 
 def explain(device: Target | None = None) -> list[tuple[str, str, str]]:
@@ -214,8 +251,10 @@ def explain(device: Target | None = None) -> list[tuple[str, str, str]]:
                 rows.append((op, name, missing))
                 continue
             if PLATFORM[name] != device.platform:
-                remedy = "" if name in NO_INTERPRETER else "; interpret=True runs it on any"
+                remedy = "; interpret=True runs it on any" if name in INTERPRETERS else ""
                 rows.append((op, name, f"needs a {PLATFORM[name]} device{remedy}"))
+            elif reason := _unfit(module, device):
+                rows.append((op, name, reason))
             elif name in preferred:
                 rows.append((op, name, "taken where it supports the call"))
             else:
@@ -235,8 +274,12 @@ def attention(
     def call(q: Any, k: Any, v: Any, sees: Visibility) -> tuple[Any, Any]:
         return module.forward(q, k, v, sees, scale=scale, cap=cap, interpret=interpret)
 
+    def fits(q: Any, k: Any, v: Any, sees: Visibility) -> bool:
+        return module.unsupported(q, k, v, sees, cap) is None
+
     spread = on_each_device(call, ("BTHK", "BSGK", "BSGK", "B"), ("BTHK", "BHT"))
-    return _folding_vmap(spread)(q, k, v, sees)
+    with _for_device_of(q, k, v):
+        return folding_vmap(spread, fits)(q, k, v, sees)
 
 
 def attention_backward(
@@ -258,9 +301,13 @@ def attention_backward(
     def call(q: Any, k: Any, v: Any, out: Any, lse: Any, ct: Any, sees: Visibility) -> tuple[Any, Any, Any]:
         return module.backward(q, k, v, out, lse, ct, sees, scale=scale, cap=cap, interpret=interpret)
 
+    def fits(q: Any, k: Any, v: Any, *others: Any) -> bool:
+        return module.unsupported(q, k, v, others[-1], cap) is None
+
     takes = ("BTHK", "BSGK", "BSGK", "BTHK", "BHT", "BTHK", "B")
     spread = on_each_device(call, takes, ("BTHK", "BSGK", "BSGK"))
-    return _folding_vmap(spread)(q, k, v, out, lse, ct, sees)
+    with _for_device_of(q, k, v):
+        return folding_vmap(spread, fits)(q, k, v, out, lse, ct, sees)
 
 
 # ------------------------------------------------------------------------------------------------ paged attention
@@ -302,8 +349,9 @@ def paged_attention(
 
     @call.def_vmap
     def rule(size: int, batched: Any, q: Any, k_pages: Any, v_pages: Any, *row_arrays: Any) -> tuple[Any, bool]:
+        given = (q, k_pages, v_pages, *row_arrays)
         q, lengths, query_lengths, page_indices = (
-            _joined(x, is_batched, size)
+            joined(x, is_batched, size)
             for x, is_batched in zip((q, *row_arrays), (batched[0], *batched[3:]), strict=True)
         )
         if batched[1] or batched[2]:
@@ -316,9 +364,12 @@ def paged_attention(
             k_pages, v_pages = (jnp.reshape(x, (x.shape[0], -1, *x.shape[3:])) for x in (k_pages, v_pages))
             first = jnp.repeat(jnp.arange(size, dtype=jnp.int32) * pages, page_indices.shape[0] // size)
             page_indices = page_indices + first[:, None]
-        return _parted(call(q, k_pages, v_pages, lengths, query_lengths, page_indices), size), True
+        if module.unsupported(q, k_pages, v_pages, page_indices, window, cap) is not None:
+            return one_by_one(call, batched, given), True
+        return parted(call(q, k_pages, v_pages, lengths, query_lengths, page_indices), size), True
 
-    return call(q, k_pages, v_pages, lengths, query_lengths, page_indices)
+    with _for_device_of(q, k_pages, v_pages):
+        return call(q, k_pages, v_pages, lengths, query_lengths, page_indices)
 
 
 # ------------------------------------------------------------------------------------------------ NF4
@@ -331,7 +382,8 @@ def nf4_matmul(how: str, x: Any, codes: Any, scales: Any, block_size: int, inter
     def call(x: Any, codes: Any, scales: Any) -> Any:
         return module.matmul(x, codes, scales, block_size=block_size, interpret=interpret)
 
-    return _rows_folding_vmap(on_each_device(call, ("B", "", ""), "B"))(x, codes, scales)
+    with _for_device_of(x, codes):
+        return rows_folding_vmap(on_each_device(call, ("B", "", ""), "B"))(x, codes, scales)
 
 
 def nf4_input_gradient(how: str, dy: Any, codes: Any, scales: Any, width: int, block_size: int, interpret: Any) -> Any:
@@ -341,50 +393,5 @@ def nf4_input_gradient(how: str, dy: Any, codes: Any, scales: Any, width: int, b
     def call(dy: Any, codes: Any, scales: Any) -> Any:
         return module.input_gradient(dy, codes, scales, width=width, block_size=block_size, interpret=interpret)
 
-    return _rows_folding_vmap(on_each_device(call, ("B", "", ""), "B"))(dy, codes, scales)
-
-
-def _rows_folding_vmap(call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call(x [M, ..], weight…)` whose vmap over x alone folds into M; over weights it takes them one by one."""
-    folded = jax.custom_batching.custom_vmap(call)
-
-    @folded.def_vmap
-    def rule(size: int, batched: Any, x: Any, *weight: Any) -> tuple[Any, bool]:
-        if not any(batched[1:]):
-            return _parted(folded(_joined(x, batched[0], size), *weight), size), True
-        every = (
-            a if is_batched else jnp.broadcast_to(a[None], (size, *a.shape))
-            for a, is_batched in zip((x, *weight), batched, strict=True)
-        )
-        return jax.lax.map(lambda one: folded(*one), tuple(every)), True
-
-    return folded
-
-
-# ------------------------------------------------------------------------------------------------ vmap
-
-
-def _joined(x: Any, is_batched: bool, size: int) -> Any:
-    """The axis of vmap and the leading axis as one."""
-    x = x if is_batched else jnp.broadcast_to(x[None], (size, *x.shape))
-    return jnp.reshape(x, (size * x.shape[1], *x.shape[2:]))
-
-
-def _parted(x: Any, size: int) -> Any:
-    return jnp.reshape(x, (size, x.shape[0] // size, *x.shape[1:]))
-
-
-def _folding_vmap(call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, whose arguments and results all lead with the batch axis, with vmap's axis folded into that one.
-
-    Kernels then never meet jax's batching rules, which some schedules (scalar prefetch, Mosaic GPU) do not have.
-    """
-    folded = jax.custom_batching.custom_vmap(call)
-
-    @folded.def_vmap
-    def rule(size: int, batched: Any, *arguments: Any) -> tuple[Any, Any]:
-        joined = jax.tree_util.tree_map(lambda x, b: _joined(x, b, size), arguments, tuple(batched))
-        result = jax.tree_util.tree_map(lambda x: _parted(x, size), folded(*joined))
-        return result, jax.tree_util.tree_map(lambda _: True, result)
-
-    return folded
+    with _for_device_of(dy, codes):
+        return rows_folding_vmap(on_each_device(call, ("B", "", ""), "B"))(dy, codes, scales)

@@ -18,10 +18,11 @@ _SPLITS = {"B": ROWS, "H": HEADS, "G": HEADS}
 def on_each_device(
     call: Callable[..., Any], takes: tuple[str, ...], gives: str | tuple[str, ...]
 ) -> Callable[..., Any]:
-    """`call` under the mesh in context: `shard_map` over the axes that XLA's partitioner would look after.
+    """`call` under the mesh in context, or that of the arguments' types: `shard_map` over the axes that are uncut yet.
 
-    Without a mesh, inside a `shard_map` over all of it, or on one device, `call` itself runs. An axis that does not
-    divide the rows or the heads leaves them whole.
+    Axes of the partitioner and explicit ones (`jax.sharding.AxisType`) are cut alike. Without a mesh, inside a
+    `shard_map` over all of it, or on one device, `call` itself runs. An axis that does not divide the rows or the heads
+    leaves them whole.
 
     Args:
         call: arrays in, arrays out; a row or a group of heads of its result needs only that row or group.
@@ -31,7 +32,8 @@ def on_each_device(
     """
 
     def spread(*arguments: Any) -> Any:
-        axes = _compat.automatic_axes()
+        mesh = _compat.mesh_around(jax.tree_util.tree_leaves(arguments))
+        axes = {} if mesh is None else _compat.uncut_axes(mesh)
         if math.prod(axes.values()) == 1:
             return call(*arguments)
         sizes: dict[str, int] = {}
@@ -44,7 +46,7 @@ def on_each_device(
             return PartitionSpec(*(parts[_SPLITS[one]] if one in _SPLITS else None for one in letters))
 
         out = spec(gives) if isinstance(gives, str) else tuple(map(spec, gives))
-        return _compat.shard_map(call, tuple(map(spec, takes)), out, frozenset(axes))(*arguments)
+        return _compat.shard_map(call, mesh, tuple(map(spec, takes)), out)(*arguments)
 
     return spread
 

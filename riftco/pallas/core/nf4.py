@@ -1,7 +1,7 @@
 """NF4 codes to numbers, in ways that each kind of chip can do.
 
 A byte holds two codes, the first in the high nibble. Decoding takes a `lookup` from indices (int32) to float32 numbers;
-which one a kernel can have depends on the chip: a gather from a table in memory, a gather along lanes, or selects.
+which one a kernel can have depends on the chip: a gather from a table in memory, or one along lanes.
 
 Source: Dettmers et al. 2023, arXiv:2305.14314, appendix E.
 """
@@ -41,17 +41,6 @@ def decode(packed: Any, lookup: Callable[[Any], Any]) -> tuple[Any, Any]:
     """The numbers of the high and of the low nibbles of bytes, each float32 of the bytes' shape."""
     index = packed.astype(jnp.int32)
     return lookup(index >> 4), lookup(index & 15)
-
-
-def select_tree(index: Any) -> Any:
-    """Lookup by 15 selects: for chips without any gather."""
-    level: list[Any] = [jnp.float32(code) for code in CODES]
-    bit = 1
-    while len(level) > 1:
-        odd = (index & bit) != 0
-        level = [jnp.where(odd, high, low) for low, high in zip(level[::2], level[1::2], strict=True)]
-        bit *= 2
-    return level[0]
 
 
 def lane_table() -> np.ndarray:

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from riftco.pallas.core.sizes import least, most
+
 
 def sees(
     position: Any,
@@ -53,39 +55,39 @@ def keys_seen(first: Any, last: Any, keys: Any, *, causal: bool, window: int | N
     """
     low, high = 0, keys
     if causal:
-        high = _least(keys, last)
+        high = least(keys, last)
     if window is not None:
-        low = _most(0, first - window + 1)
+        low = most(0, first - window + 1)
         if not causal:
-            high = _least(high, last - 1 + window)
-    low = _least(low, keys)
-    return low, _most(low, high)
+            high = least(high, last - 1 + window)
+    low = least(low, keys)
+    return low, most(low, high)
 
 
 def keys_seen_by_all(first: Any, last: Any, keys: Any, *, causal: bool, window: int | None) -> tuple[Any, Any]:
     """The keys [low, high) that every query at the positions [first, last) sees: no mask is needed there."""
     low, high = 0, keys
     if causal:
-        high = _least(keys, first + 1)
+        high = least(keys, first + 1)
     if window is not None:
-        low = _most(0, last - window)
+        low = most(0, last - window)
         if not causal:
-            high = _least(high, first + window)
-    low = _least(low, keys)
-    return low, _most(low, high)
+            high = least(high, first + window)
+    low = least(low, keys)
+    return low, most(low, high)
 
 
 def queries_seeing(first: Any, last: Any, low: Any, high: Any, *, causal: bool, window: int | None) -> tuple[Any, Any]:
     """The positions within [low, high) outside which no query sees any of the keys [first, last)."""
     start, stop = low, high
     if causal:
-        start = _most(low, first)
+        start = most(low, first)
     if window is not None:
-        stop = _least(high, last - 1 + window)
+        stop = least(high, last - 1 + window)
         if not causal:
-            start = _most(low, first - window + 1)
-    start = _least(start, high)
-    return start, _most(start, stop)
+            start = most(low, first - window + 1)
+    start = least(start, high)
+    return start, most(start, stop)
 
 
 def queries_seeing_all(
@@ -94,21 +96,13 @@ def queries_seeing_all(
     """The positions within [low, high) where a query sees every one of the keys [first, last): no mask is needed."""
     start, stop = low, high
     if causal:
-        start = _most(low, last - 1)
+        start = most(low, last - 1)
     if window is not None:
-        stop = _least(high, first + window)
+        stop = least(high, first + window)
         if not causal:
-            start = _most(low, last - window)
-    start = _least(start, high)
-    return start, _most(start, stop)
-
-
-def _least(a: Any, b: Any) -> Any:
-    return min(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.minimum(a, b)
-
-
-def _most(a: Any, b: Any) -> Any:
-    return max(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.maximum(a, b)
+            start = most(low, last - window)
+    start = least(start, high)
+    return start, most(start, stop)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -134,8 +128,13 @@ class Visibility:
         """The inverse of `tree_flatten`."""
         return cls(*arrays, *static)
 
-    def reach(self, first: int, last: int, keys: int) -> tuple[int, int]:
-        """The keys [low, high) outside which the queries [first, last) see nothing, as far as is known statically."""
+    @property
+    def has_wide_segments(self) -> bool:
+        """Whether segment ids have more than the 32 bits that kernels compare."""
+        return any(x is not None and x.dtype.itemsize > 4 for x in (self.q_segment_ids, self.kv_segment_ids))
+
+    def reach(self, first: Any, last: Any, keys: int) -> tuple[Any, Any]:
+        """The keys [low, high) outside which the queries [first, last) see nothing, as far as static options say."""
         if self.offsets is not None:
             return 0, keys
         return keys_seen(self.offset + first, self.offset + last, keys, causal=self.causal, window=self.window)

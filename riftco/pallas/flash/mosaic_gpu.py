@@ -29,7 +29,8 @@ from riftco.pallas.core.visibility import Visibility
 
 WIDTHS = (64, 128)
 HOPPER = re.compile(r"\bG?H(20|100|200|800)\b")  # in the names that the runtime gives its chips
-LARGEST_BATCH = 65535  # blocks along a grid's third axis
+LARGEST_AXIS = 65535  # blocks along the second and the third axis of a grid
+BLOCK = 128  # queries, or keys, of a block
 
 
 UNAVAILABLE = None if _compat.HAS_MOSAIC_GPU else "it needs jax 0.11 or newer"
@@ -43,12 +44,14 @@ def unsupported(q: Any, k: Any, v: Any, sees: Visibility, cap: float | None) -> 
         return f"it takes bfloat16 or float16, of which Hopper's matrix unit is made; got {q.dtype}"
     if q.shape[3] not in WIDTHS or v.shape[3] != q.shape[3]:
         return f"it takes heads {' or '.join(map(str, WIDTHS))} wide; got {q.shape[3]}"
-    if any(x is not None and jnp.dtype(x.dtype).itemsize > 4 for x in (sees.q_segment_ids, sees.kv_segment_ids)):
+    if sees.has_wide_segments:
         return "segment ids must be of at most 32 bits"
     if 0 in (*q.shape, *k.shape):
         return "it takes no empty arrays"
-    if q.shape[0] > LARGEST_BATCH:
-        return f"it takes at most {LARGEST_BATCH} rows in the batch; got {q.shape[0]}"
+    if q.shape[0] > LARGEST_AXIS:
+        return f"it takes at most {LARGEST_AXIS} rows in the batch; got {q.shape[0]}"
+    if max(q.shape[1], k.shape[1]) > LARGEST_AXIS * BLOCK:
+        return f"it takes at most {LARGEST_AXIS * BLOCK} queries and keys; got {q.shape[1]} and {k.shape[1]}"
     return None
 
 

@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from riftco import _compat
 from riftco.pallas import call
 from riftco.pallas.core import softmax
+from riftco.pallas.core.sizes import ceil_div, pad_to, quotient, remainder
 from riftco.pallas.core.visibility import Visibility
 from riftco.pallas.flash import mosaic_gpu_tiles as tiles
 from riftco.pallas.flash.mosaic_gpu_tiles import ROWS, SLOTS
@@ -38,16 +39,16 @@ def backward(
     """As `mosaic_gpu.backward`."""
     t, s = q.shape[1], k.shape[1]
     delta = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1)
-    lse, delta = (tiles.padded(x, 2, ROWS) for x in (lse, jnp.swapaxes(delta, 1, 2)))
-    q, k, v, dout = (tiles.padded(x, 1, tiles.SWIZZLED) for x in (q, k, v, dout))
+    lse, delta = (pad_to(x, 2, ROWS) for x in (lse, jnp.swapaxes(delta, 1, 2)))
+    q, k, v, dout = (pad_to(x, 1, tiles.SWIZZLED) for x in (q, k, v, dout))
     static = {"sees": tiles.prepared(sees, GROUPS * ROWS, GROUPS * ROWS), "queries": t, "keys": s}
     static |= {"scale": scale, "cap": cap, "interpret": interpret}
-    dq = _dq(q, k, v, lse, delta, dout, **static)
-    dk, dv = _dk_dv(q, k, v, lse, delta, dout, **static)
+    dq = _dq_call(q, k, v, lse, delta, dout, **static)
+    dk, dv = _dkv_call(q, k, v, lse, delta, dout, **static)
     return dq[:, :t], dk[:, :s], dv[:, :s]
 
 
-def _dq(
+def _dq_call(
     q: Any,
     k: Any,
     v: Any,
@@ -64,6 +65,7 @@ def _dq(
 ) -> Any:
     b, _, h, width = q.shape
     segmented = sees.q_segment_ids is not None
+    operands = (q, k, v, lse, delta, dout, sees)
 
     def kernel(
         q: Any,
@@ -81,7 +83,7 @@ def _dq(
         ready, arrived, consumed, together = barriers
         batch, head, group = (lax.axis_index(name) for name in ("batch", "head", "warpgroup"))
         block = lax.axis_index("block") * (GROUPS * ROWS)
-        kv_head = lax.div(head, jnp.int32(h // k.shape[2]))
+        kv_head = quotient(head, h // k.shape[2])
         seen = tiles.sees_of(options, batch, queries, keys)
         start, stop = seen.keys(block, GROUPS * ROWS, STREAMED)
 
@@ -119,7 +121,7 @@ def _dq(
             delta_rows = tiles.over_rows(tiles.per_row(delta_tiles.at[group]), shape)
 
             def step(index: Any, acc: Any) -> Any:
-                slot = lax.rem(index, jnp.int32(SLOTS))
+                slot = remainder(index, SLOTS)
                 key = (start + index) * STREAMED
                 k_tile, v_tile = k_ring.at[slot], v_ring.at[slot]
                 plgpu.barrier_wait(arrived.at[slot])
@@ -162,17 +164,17 @@ def _dq(
     )
     return call.mosaic_gpu_call(
         kernel,
-        name="flash_dq",
-        grid={"head": h, "block": tiles.cdiv(queries, GROUPS * ROWS), "batch": b},
+        name="flash_attention_dq",
+        grid={"head": h, "block": ceil_div(queries, GROUPS * ROWS), "batch": b},
         warpgroups=GROUPS + 1,
-        out_shape=call.shape_like(q.shape, q.dtype, q, k, v, dout),
+        out_shape=call.shape_like(q.shape, q.dtype, *operands),
         scratch=(shared, barriers),
         approximate=cap is None,
         interpret=interpret,
-    )(q, k, v, lse, delta, dout, sees)
+    )(*operands)
 
 
-def _dk_dv(
+def _dkv_call(
     q: Any,
     k: Any,
     v: Any,
@@ -191,6 +193,7 @@ def _dk_dv(
     b, _, g, width = k.shape
     members = q.shape[2] // g
     segmented = sees.q_segment_ids is not None
+    operands = (q, k, v, lse, delta, dout, sees)
 
     def kernel(
         q: Any,
@@ -250,7 +253,7 @@ def _dk_dv(
 
             def step(index: Any, carry: Any) -> Any:
                 dk_acc, dv_acc = carry
-                slot = lax.rem(index, jnp.int32(SLOTS))
+                slot = remainder(index, SLOTS)
                 query = (start + lax.rem(index, steps)) * STREAMED
                 q_tile, do_tile = q_ring.at[slot], do_ring.at[slot]
                 plgpu.barrier_wait(arrived.at[slot])
@@ -297,11 +300,11 @@ def _dk_dv(
     )
     return call.mosaic_gpu_call(
         kernel,
-        name="flash_dk_dv",
-        grid={"kv_head": g, "block": tiles.cdiv(keys, GROUPS * ROWS), "batch": b},
+        name="flash_attention_dkv",
+        grid={"kv_head": g, "block": ceil_div(keys, GROUPS * ROWS), "batch": b},
         warpgroups=GROUPS + 1,
-        out_shape=(call.shape_like(k.shape, k.dtype, q, k, v, dout), call.shape_like(v.shape, v.dtype, q, k, v, dout)),
+        out_shape=(call.shape_like(k.shape, k.dtype, *operands), call.shape_like(v.shape, v.dtype, *operands)),
         scratch=(shared, barriers),
         approximate=cap is None,
         interpret=interpret,
-    )(q, k, v, lse, delta, dout, sees)
+    )(*operands)

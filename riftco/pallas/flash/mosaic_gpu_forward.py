@@ -9,6 +9,7 @@ from jax.experimental import pallas as pl
 from riftco import _compat
 from riftco.pallas import call
 from riftco.pallas.core import softmax
+from riftco.pallas.core.sizes import ceil_div, pad_to, quotient, remainder
 from riftco.pallas.core.visibility import Visibility
 from riftco.pallas.flash import mosaic_gpu_tiles as tiles
 from riftco.pallas.flash.mosaic_gpu_tiles import ROWS, SLOTS
@@ -16,6 +17,7 @@ from riftco.pallas.flash.mosaic_gpu_tiles import ROWS, SLOTS
 plgpu = _compat.mosaic_gpu()
 
 GROUPS = 2  # warpgroups that compute
+STREAMED = 128  # keys of a step
 
 
 def forward(
@@ -23,29 +25,29 @@ def forward(
 ) -> tuple[Any, Any]:
     """As `mosaic_gpu.forward`."""
     (b, t, h, width), s = q.shape, k.shape[1]
-    keys = 128 if width <= 128 else 64
-    blocks = tiles.cdiv(t, GROUPS * ROWS)
+    blocks = ceil_div(t, GROUPS * ROWS)
     segmented = sees.q_segment_ids is not None
-    q, k, v = (tiles.padded(x, 1, tiles.SWIZZLED) for x in (q, k, v))
+    q, k, v = (pad_to(x, 1, tiles.SWIZZLED) for x in (q, k, v))
+    operands = (q, k, v, tiles.prepared(sees, GROUPS * ROWS, STREAMED))
 
     def kernel(q: Any, k: Any, v: Any, options: Visibility, out: Any, lse: Any, shared: Any, barriers: Any) -> None:
         q_tiles, p_tiles, k_ring, v_ring, lse_tiles, q_segments, kv_segments = shared
         q_ready, k_ready, v_ready, consumed, together = barriers
         batch, head, group = (lax.axis_index(name) for name in ("batch", "head", "warpgroup"))
         block = lax.axis_index("block") * (GROUPS * ROWS)
-        kv_head = lax.div(head, jnp.int32(h // k.shape[2]))
+        kv_head = quotient(head, h // k.shape[2])
         seen = tiles.sees_of(options, batch, t, s)
-        start, stop = seen.keys(block, GROUPS * ROWS, keys)
+        start, stop = seen.keys(block, GROUPS * ROWS, STREAMED)
 
         @pl.when(group == GROUPS)
         def _() -> None:
             plgpu.set_max_registers(tiles.LOADER_REGISTERS, action="decrease")
 
             def load(step: Any, slot: Any) -> None:
-                place = (batch, pl.ds((start + step) * keys, keys), kv_head)
+                place = (batch, pl.ds((start + step) * STREAMED, STREAMED), kv_head)
                 plgpu.copy_gmem_to_smem(k.at[place], k_ring.at[slot], k_ready.at[slot])
                 if segmented:
-                    segments = options.kv_segment_ids.at[batch, pl.ds((start + step) * keys, keys)]
+                    segments = options.kv_segment_ids.at[batch, pl.ds((start + step) * STREAMED, STREAMED)]
                     plgpu.copy_gmem_to_smem(segments, kv_segments.at[slot], k_ready.at[slot])
                 plgpu.copy_gmem_to_smem(v.at[place], v_ring.at[slot], v_ready.at[slot])
 
@@ -64,11 +66,11 @@ def forward(
 
             def step(index: Any, carry: Any) -> Any:
                 top, total, acc = carry
-                slot = lax.rem(index, jnp.int32(SLOTS))
-                key = (start + index) * keys
+                slot = remainder(index, SLOTS)
+                key = (start + index) * STREAMED
                 k_tile, v_tile = k_ring.at[slot], v_ring.at[slot]
                 plgpu.barrier_wait(k_ready.at[slot])
-                product = tiles.dot(q_tile, k_tile.T, (ROWS, keys))
+                product = tiles.dot(q_tile, k_tile.T, (ROWS, STREAMED))
                 scores, _ = softmax.scores(product, scale, cap)
 
                 segments = (q_segments.at[group], kv_segments.at[slot]) if segmented else None
@@ -95,12 +97,12 @@ def forward(
     arrivals = 1 + segmented
     shared = (
         tiles.matrix((GROUPS, ROWS, width), q.dtype),
-        tiles.matrix((GROUPS, ROWS, keys), q.dtype),
-        tiles.matrix((SLOTS, keys, width), q.dtype),
-        tiles.matrix((SLOTS, keys, width), q.dtype),
+        tiles.matrix((GROUPS, ROWS, STREAMED), q.dtype),
+        tiles.matrix((SLOTS, STREAMED, width), q.dtype),
+        tiles.matrix((SLOTS, STREAMED, width), q.dtype),
         tiles.vector((GROUPS, ROWS), jnp.float32),
         tiles.vector((GROUPS, ROWS), jnp.int32) if segmented else None,
-        tiles.vector((SLOTS, keys), jnp.int32) if segmented else None,
+        tiles.vector((SLOTS, STREAMED), jnp.int32) if segmented else None,
     )
     barriers = (
         plgpu.Barrier(num_barriers=GROUPS, num_arrivals=arrivals),
@@ -111,15 +113,15 @@ def forward(
     )
     out, lse = call.mosaic_gpu_call(
         kernel,
-        name="flash_forward",
+        name="flash_attention_forward",
         grid={"head": h, "block": blocks, "batch": b},
         warpgroups=GROUPS + 1,
         out_shape=(
-            call.shape_like(q.shape, q.dtype, q, k, v),
-            call.shape_like((b, h, blocks * GROUPS * ROWS), jnp.float32, q, k, v),
+            call.shape_like(q.shape, q.dtype, *operands),
+            call.shape_like((b, h, blocks * GROUPS * ROWS), jnp.float32, *operands),
         ),
         scratch=(shared, barriers),
         approximate=cap is None,
         interpret=interpret,
-    )(q, k, v, tiles.prepared(sees, GROUPS * ROWS, keys))
+    )(*operands)
     return out[:, :t], lse[:, :, :t]

@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 
 from riftco import _compat
 from riftco.pallas.core import softmax, visibility
+from riftco.pallas.core.sizes import ceil_div, pad_to, quotient, remainder
 from riftco.pallas.core.visibility import Visibility
 
 plgpu = _compat.mosaic_gpu()
@@ -71,17 +72,6 @@ def dot(a: Any, b: Any, shape: tuple[int, int]) -> Any:
     return pl.run_scoped(product, plgpu.ACC(shape, jnp.float32))
 
 
-def cdiv(a: Any, b: int) -> Any:
-    """The quotient rounded up; a is not negative."""
-    return -(-a // b) if isinstance(a, int) else lax.div(a + jnp.int32(b - 1), jnp.int32(b))
-
-
-def padded(x: Any, axis: int, multiple: int) -> Any:
-    """`x` with an axis extended by zeros to a multiple; as it is, without a copy, where it has one."""
-    missing = -x.shape[axis] % multiple
-    return x if missing == 0 else jnp.pad(x, [(0, missing if i == axis else 0) for i in range(x.ndim)])
-
-
 @dataclasses.dataclass(frozen=True)
 class Sees:
     """What the queries of one row of the batch see; `length` and `offset` may be traced."""
@@ -97,7 +87,7 @@ class Sees:
         low, high = visibility.keys_seen(
             self.offset + first, self._last(first, rows), self.length, causal=self.causal, window=self.window
         )
-        return lax.div(jnp.int32(low), jnp.int32(tile)), cdiv(jnp.int32(high), tile)
+        return quotient(jnp.int32(low), tile), ceil_div(jnp.int32(high), tile)
 
     def queries_of(self, first: Any, rows: int, tile: int) -> tuple[Any, Any]:
         """The tiles of queries [start, stop) that see any of the keys [first, first + rows)."""
@@ -111,7 +101,7 @@ class Sees:
         )
         # Keys past the length are seen by nobody.
         high = jnp.where(first < self.length, high, low)
-        return lax.div(low - self.offset, jnp.int32(tile)), cdiv(high - self.offset, tile)
+        return quotient(low - self.offset, tile), ceil_div(high - self.offset, tile)
 
     def masked(self, scores: Any, query: Any, key: Any, query_axis: int, segments: Any) -> Any:
         """A tile's scores with -inf where the query does not see the key.
@@ -179,7 +169,7 @@ def ring(steps: Any, consumed: Any, load: Callable[[Any, Any], None]) -> None:
 
     @pl.loop(0, steps)
     def _(step: Any) -> None:
-        slot = lax.rem(step, jnp.int32(SLOTS))
+        slot = remainder(step, SLOTS)
 
         @pl.when(step >= SLOTS)
         def _() -> None:
@@ -221,7 +211,7 @@ def prepared(sees: Visibility, queries: int, keys: int) -> Visibility:
     """The options as a kernel takes them: int32, segment numbers padded to whole tiles, lengths not negative."""
 
     def segments(x: Any, multiple: int) -> Any:
-        return None if x is None else padded(x.astype(jnp.int32), 1, multiple)
+        return None if x is None else pad_to(x.astype(jnp.int32), 1, multiple)
 
     return dataclasses.replace(
         sees,

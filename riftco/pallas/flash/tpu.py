@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from riftco import _compat
+from riftco.pallas.core.sizes import pad_to
 from riftco.pallas.core.visibility import Visibility
 from riftco.pallas.flash import tpu_backward, tpu_forward
 from riftco.pallas.flash.tpu_tiles import Tiling
@@ -33,7 +34,7 @@ def unsupported(q: Any, k: Any, v: Any, sees: Visibility, cap: float | None) -> 
         return f"the head width must be at most {WIDEST}; got {q.shape[3]}"
     if 0 in (*q.shape, *k.shape, *v.shape):
         return f"it needs at least one query and one key; got q {list(q.shape)} and k {list(k.shape)}"
-    if any(x is not None and jnp.dtype(x.dtype).itemsize > 4 for x in (sees.q_segment_ids, sees.kv_segment_ids)):
+    if sees.has_wide_segments:
         return "segment ids must be of at most 32 bits"
     return None
 
@@ -58,7 +59,7 @@ def forward(
     tiling = Tiling.of(q, k, sees)
     groups = k.shape[2]
     scalars, segments = _scalars(q, sees, tiling), _segments(sees, tiling)
-    out, lse = tpu_forward.call(
+    out, lse = tpu_forward.forward_call(
         tiling, _packed(q, groups), _heads_first(k), _heads_first(v), scalars, segments, scale, cap, interpret
     )
     lse = jnp.reshape(lse[:, :, 0, : tiling.rows], (q.shape[0], groups, tiling.queries, tiling.repeats))
@@ -101,8 +102,8 @@ def backward(
     statistics = (_packed_statistic(jnp.swapaxes(lse, 1, 2), groups, tiling), _packed_statistic(delta, groups, tiling))
     arrays = (_packed(q, groups), _heads_first(k), _heads_first(v), _packed(dout.astype(q.dtype), groups), *statistics)
     shared = (arrays, _scalars(q, sees, tiling), _segments(sees, tiling), scale, cap, interpret)
-    dq = tpu_backward.query_call(tiling, *shared)
-    dk, dv = tpu_backward.key_call(tiling, *shared)
+    dq = tpu_backward.dq_call(tiling, *shared)
+    dk, dv = tpu_backward.dkv_call(tiling, *shared)
     return _unpacked(dq, tiling), _heads_first(dk), _heads_first(dv)
 
 
@@ -128,12 +129,7 @@ def _unpacked(x: Any, tiling: Tiling) -> Any:
 
 def _packed_statistic(x: Any, groups: int, tiling: Tiling) -> Any:
     """[B, T, H] as [B, G, 1, whole row tiles]."""
-    return _whole(_packed(x[..., None], groups)[..., 0], tiling.row_tile)[:, :, None]
-
-
-def _whole(x: Any, tile: int) -> Any:
-    """The last axis filled up with zeros to whole tiles: a block of lanes is a whole array or a multiple of 128."""
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % tile)])
+    return pad_to(_packed(x[..., None], groups)[..., 0], -1, tiling.row_tile)[:, :, None]
 
 
 def _scalars(q: Any, sees: Visibility, tiling: Tiling) -> tuple[Any, Any]:
@@ -143,7 +139,7 @@ def _scalars(q: Any, sees: Visibility, tiling: Tiling) -> tuple[Any, Any]:
     lengths = jnp.full((batch,), tiling.keys, jnp.int32)
     if sees.kv_lengths is not None:
         lengths = jnp.clip(sees.kv_lengths.astype(jnp.int32), 0, tiling.keys)
-    axes = _compat.varying_axes(q)
+    axes = _compat.varying_axes(q)  # scalars are prefetched, and may vary no less than what they lead to
     return _compat.mark_varying(offsets, axes), _compat.mark_varying(lengths, axes)
 
 
@@ -153,4 +149,4 @@ def _segments(sees: Visibility, tiling: Tiling) -> tuple[Any, ...]:
         return ()
     rows = jnp.repeat(sees.q_segment_ids.astype(jnp.int32), tiling.repeats, axis=1)
     keys = sees.kv_segment_ids.astype(jnp.int32)
-    return _whole(rows, tiling.row_tile)[:, None], _whole(keys, tiling.key_tile)[:, None]
+    return pad_to(rows, -1, tiling.row_tile)[:, None], pad_to(keys, -1, tiling.key_tile)[:, None]

@@ -22,7 +22,7 @@ from riftco.pallas.flash.tpu_tiles import Tiling
 SEMANTICS = ("parallel", "parallel", "parallel", "arbitrary")
 
 
-def _query_kernel(tiling: Tiling, scale: float, cap: float | None, offsets: Any, lengths: Any, *refs: Any) -> None:
+def _dq_kernel(tiling: Tiling, scale: float, cap: float | None, offsets: Any, lengths: Any, *refs: Any) -> None:
     q, k, v, dout, lse, delta = refs[:6]
     q_segments, kv_segments, others = after_segments(tiling, refs[6:])
     dq, acc, lse_column, delta_column, *segment_column = others
@@ -57,7 +57,7 @@ def _query_kernel(tiling: Tiling, scale: float, cap: float | None, offsets: Any,
         dq[0, 0] = acc[...].astype(dq.dtype)
 
 
-def _key_kernel(tiling: Tiling, scale: float, cap: float | None, offsets: Any, lengths: Any, *refs: Any) -> None:
+def _dkv_kernel(tiling: Tiling, scale: float, cap: float | None, offsets: Any, lengths: Any, *refs: Any) -> None:
     q, k, v, dout, lse, delta = refs[:6]
     q_segments, kv_segments, others = after_segments(tiling, refs[6:])
     dk, dv, dk_acc, dv_acc, *segment_column = others
@@ -110,7 +110,7 @@ def _key_specs(tiling: Tiling, width: int) -> tuple[Any, Any, Any, Any, Any]:
     )
 
 
-def query_call(
+def dq_call(
     tiling: Tiling, arrays: Any, scalars: Any, segments: Any, scale: float, cap: float | None, interpret: Any
 ) -> Any:
     """The cotangent of the packed queries [B, G, T R, K].
@@ -133,8 +133,8 @@ def query_call(
     if tiling.segmented:
         scratch.append(pltpu.VMEM((tiling.row_tile, 1), jnp.int32))
     return tpu_call(
-        functools.partial(_query_kernel, tiling, scale, cap),
-        name="flash_attention_backward_queries",
+        functools.partial(_dq_kernel, tiling, scale, cap),
+        name="flash_attention_dq",
         out_shape=shape_like(q.shape, q.dtype, *arrays, *scalars, *segments),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
@@ -150,10 +150,10 @@ def query_call(
     )(*scalars, *arrays, *segments)
 
 
-def key_call(
+def dkv_call(
     tiling: Tiling, arrays: Any, scalars: Any, segments: Any, scale: float, cap: float | None, interpret: Any
 ) -> tuple[Any, Any]:
-    """The cotangents of keys and values [B, G, S, K]; arguments as `query_call`."""
+    """The cotangents of keys and values [B, G, S, K]; arguments as `dq_call`."""
     k = arrays[1]
     batch, groups, _, width = k.shape
     rows, keys, statistics, *segment_specs = _key_specs(tiling, width)
@@ -161,8 +161,8 @@ def key_call(
     if tiling.segmented:
         scratch.append(pltpu.VMEM((tiling.key_tile, 1), jnp.int32))
     return tpu_call(
-        functools.partial(_key_kernel, tiling, scale, cap),
-        name="flash_attention_backward_keys",
+        functools.partial(_dkv_kernel, tiling, scale, cap),
+        name="flash_attention_dkv",
         out_shape=[shape_like(k.shape, k.dtype, *arrays, *scalars, *segments)] * 2,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,

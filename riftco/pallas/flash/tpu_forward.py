@@ -68,7 +68,7 @@ def row_specs(tiling: Tiling, width: int) -> tuple[Any, Any, Any, Any, Any]:
     )
 
 
-def _kernel(
+def _forward_kernel(
     tiling: Tiling, scale: float, cap: float | None, offsets: Any, lengths: Any, q: Any, k: Any, v: Any, *refs: Any
 ) -> None:
     q_segments, kv_segments, others = after_segments(tiling, refs)
@@ -105,7 +105,7 @@ def _kernel(
         lse[0, 0] = as_row(statistic)
 
 
-def call(
+def forward_call(
     tiling: Tiling, q: Any, k: Any, v: Any, scalars: Any, segments: Any, scale: float, cap: float | None, interpret: Any
 ) -> tuple[Any, Any]:
     """The output [B, G, T R, K] and the logsumexp [B, G, 1, row tiles] of packed rows.
@@ -131,7 +131,7 @@ def call(
     if tiling.segmented:
         scratch.append(pltpu.VMEM((tiling.row_tile, 1), jnp.int32))
     return tpu_call(
-        functools.partial(_kernel, tiling, scale, cap),
+        functools.partial(_forward_kernel, tiling, scale, cap),
         name="flash_attention_forward",
         out_shape=[
             shape_like(q.shape, q.dtype, q, k, v, *scalars, *segments),

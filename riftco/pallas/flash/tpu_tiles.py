@@ -14,22 +14,22 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from riftco.pallas import dispatch
+from riftco.pallas.core.sizes import ceil_div, least, quotient, round_up
 from riftco.pallas.core.visibility import Visibility, keys_seen, keys_seen_by_all, queries_seeing, sees
 
 LANES = 128
 MIB = 1 << 20
 
-# Of a tile, by the device's kind: rows and keys forward, rows and keys backward, and the memory that a kernel may take.
+# Of a tile, by the device's kind as jax names it ("TPU v5 lite" is sold as v5e, "TPU v6 lite" as v6e): rows and keys
+# forward, rows and keys backward, and the memory that a kernel may take.
 # A chip needs peak FLOP/s over bandwidth in rows (v5e 240, v6e 561) before reading the keys is hidden.
 # Source: kinds and memory from jax's table of chips.
 TILES = {
     "TPU v4": (256, 512, 256, 256, 14 * MIB),
     "TPU v5 lite": (512, 512, 512, 512, 96 * MIB),
-    "TPU v5e": (512, 512, 512, 512, 96 * MIB),
     "TPU v5": (512, 512, 512, 512, 48 * MIB),
     "TPU v5p": (512, 512, 512, 512, 48 * MIB),
     "TPU v6 lite": (1024, 1024, 512, 512, 96 * MIB),
-    "TPU v6e": (1024, 1024, 512, 512, 96 * MIB),
 }
 OTHER_TPU = (512, 512, 512, 512, 48 * MIB)
 # An interpreter is to see several tiles, and to compute little that no one asked for.
@@ -38,14 +38,8 @@ INTERPRETED = (128, 128, 128, 128, 96 * MIB)
 
 def _shrunk(size: int, length: int) -> int:
     """A tile of at most `size` that cuts the length evenly, rounded up to what 16-bit sublanes or the lanes hold."""
-    even = -(-length // -(-length // size))
-    multiple = 16 if length < LANES else LANES
-    return -(-even // multiple) * multiple
-
-
-def _quotient(a: Any, n: int) -> Any:
-    """`a // n` for a of 0 and more, without the sign's case that traced floor division carries along."""
-    return a // n if isinstance(a, int) or n == 1 else lax.div(a, jnp.int32(n))
+    even = ceil_div(length, ceil_div(length, size))
+    return round_up(even, 16 if length < LANES else LANES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +61,7 @@ class Tiling:
     @classmethod
     def of(cls, q: Any, k: Any, sees: Visibility, backward: bool = False) -> "Tiling":
         """The tiling of a call, for the device that the trace is made for."""
-        target = dispatch.current_target()
+        target = dispatch.current_target(q, k)
         sizes = TILES.get(target.kind, OTHER_TPU) if target.platform == "tpu" else INTERPRETED
         # A float32 product is six passes of the matrix unit: half the tile hides the copies, and spares the compiler.
         rows, keys = (max(LANES, n // (2 if q.dtype == jnp.float32 else 1)) for n in sizes[2 * backward :][:2])
@@ -96,12 +90,12 @@ class Tiling:
     @property
     def row_tiles(self) -> int:
         """How many tiles hold the rows."""
-        return -(-self.rows // self.row_tile)
+        return ceil_div(self.rows, self.row_tile)
 
     @property
     def key_tiles(self) -> int:
         """How many tiles hold the keys."""
-        return -(-self.keys // self.key_tile)
+        return ceil_div(self.keys, self.key_tile)
 
     @property
     def has_ragged_keys(self) -> bool:
@@ -125,8 +119,8 @@ class Tiling:
     def _positions(self, i: Any, offset: Any) -> tuple[Any, Any]:
         """The positions [first, last) of the queries in row tile i."""
         first = i * self.row_tile
-        stop = _least(first + self.row_tile, self.rows)
-        return offset + _quotient(first, self.repeats), offset + _quotient(stop - 1, self.repeats) + 1
+        stop = least(first + self.row_tile, self.rows)
+        return offset + quotient(first, self.repeats), offset + quotient(stop - 1, self.repeats) + 1
 
     def keys_of(self, i: Any, offset: Any, limit: Any) -> tuple[Any, Any]:
         """The first key tile that row tile i meets, and how many it meets."""
@@ -136,7 +130,7 @@ class Tiling:
     def rows_of(self, j: Any, offset: Any, limit: Any) -> tuple[Any, Any]:
         """The first row tile that key tile j meets, and how many it meets."""
         first = j * self.key_tile
-        last = _least(first + self.key_tile, limit)
+        last = least(first + self.key_tile, limit)
         low, high = queries_seeing(first, last, offset, offset + self.queries, causal=self.causal, window=self.window)
         if self.has_lengths:  # past the length, `last` precedes `first`, and any range may come
             high = jnp.where(first < limit, high, low)
@@ -228,7 +222,7 @@ class Tiling:
         first = i * self.row_tile
         if self.repeats == 1:
             return offset + first + row
-        query = _quotient(first, self.repeats)
+        query = quotient(first, self.repeats)
         # No TPU divides integers. Halves keep the quotient off the whole numbers, so rounding cannot reach the next.
         past = (row + (first - query * self.repeats)).astype(jnp.float32)
         return offset + query + jnp.floor((past + 0.5) * (1.0 / self.repeats)).astype(jnp.int32)
@@ -249,8 +243,8 @@ def _kept(x: Any, count: Any) -> Any:
 
 def _tiles(low: Any, high: Any, tile: int) -> tuple[Any, Any]:
     """The first tile of the elements [low, high), and how many hold them; none if there are none."""
-    first = _quotient(low, tile)
-    last = _quotient(high + (tile - 1), tile)
+    first = quotient(low, tile)
+    last = ceil_div(high, tile)
     if isinstance(low, int) and isinstance(high, int):
         return first, last - first if low < high else 0
     return first, jnp.where(low < high, last - first, 0)
@@ -258,7 +252,3 @@ def _tiles(low: Any, high: Any, tile: int) -> tuple[Any, Any]:
 
 def _along(axis: int, size: int) -> tuple[int, int]:
     return (size, 1) if axis == 0 else (1, size)
-
-
-def _least(a: Any, b: Any) -> Any:
-    return min(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.minimum(a, b)

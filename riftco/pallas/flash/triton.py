@@ -7,8 +7,6 @@ releases of it have miscompiled two chained products on Hopper (openxla/xla 1978
 
 from typing import Any
 
-import jax.numpy as jnp
-
 from riftco.pallas.core.visibility import Visibility
 from riftco.pallas.flash.triton_backward import backward
 from riftco.pallas.flash.triton_forward import forward
@@ -22,7 +20,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 def unsupported(q: Any, k: Any, v: Any, sees: Visibility, cap: float | None) -> str | None:
     """Why these kernels cannot run a call; None if they can. Arrays may be ShapeDtypeStruct."""
     del v, cap  # v has k's shape and dtype
-    if any(x is not None and jnp.dtype(x.dtype).itemsize > 4 for x in (sees.q_segment_ids, sees.kv_segment_ids)):
+    if sees.has_wide_segments:
         return "segment ids must be of at most 32 bits."
     if str(q.dtype) not in DTYPES:
         return f"it computes in {', '.join(DTYPES)}; got {q.dtype}."

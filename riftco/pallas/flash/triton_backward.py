@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 
 from riftco.pallas.call import shape_like, triton_call
 from riftco.pallas.core import softmax
+from riftco.pallas.core.sizes import ceil_div
 from riftco.pallas.core.visibility import Visibility
 from riftco.pallas.flash import triton_tiles as tile
 from riftco.pallas.flash.triton_tiles import Row, Tiles
@@ -46,7 +47,7 @@ def backward(
     dq = triton_call(
         functools.partial(_dq_kernel, **options),
         name="flash_attention_dq",
-        grid=(pl.cdiv(t, tiles.queries), h, b),
+        grid=(ceil_div(t, tiles.queries), h, b),
         in_specs=(
             tile.row_of(q.shape),
             tile.row_of(k.shape, group),
@@ -56,13 +57,13 @@ def backward(
             tile.whole(sees),
         ),
         out_specs=tile.row_of(q.shape),
-        out_shape=shape_like(q.shape, q.dtype, *operands[:4]),
+        out_shape=shape_like(q.shape, q.dtype, *operands),
         **launch,
     )(*operands)
     dk, dv = triton_call(
         functools.partial(_dkv_kernel, **options),
         name="flash_attention_dkv",
-        grid=(pl.cdiv(s, tiles.keys), groups, b),
+        grid=(ceil_div(s, tiles.keys), groups, b),
         in_specs=(
             tile.row_of(q.shape, heads=repeats),
             tile.row_of(k.shape),
@@ -72,7 +73,7 @@ def backward(
             tile.whole(sees),
         ),
         out_specs=(tile.row_of(k.shape), tile.row_of(v.shape)),
-        out_shape=tuple(shape_like(x.shape, x.dtype, *operands[:4]) for x in (k, v)),
+        out_shape=tuple(shape_like(x.shape, x.dtype, *operands) for x in (k, v)),
         **launch,
     )(*operands)
     return dq, dk, dv

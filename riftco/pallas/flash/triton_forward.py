@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 
 from riftco.pallas.call import shape_like, triton_call
 from riftco.pallas.core import softmax
+from riftco.pallas.core.sizes import ceil_div
 from riftco.pallas.core.visibility import Visibility
 from riftco.pallas.flash import triton_tiles as tile
 from riftco.pallas.flash.triton_tiles import Row, Tiles
@@ -23,21 +24,22 @@ def forward(
     b, t, h, width = q.shape
     group = functools.partial(tile.key_head, repeats=h // k.shape[2])
     tiles = tile.choose(tile.FORWARD, q, k)
+    operands = (q, k, v, sees)
     call = triton_call(
-        functools.partial(_kernel, tiles=tiles, width=width, scale=scale, cap=cap),
+        functools.partial(_forward_kernel, tiles=tiles, width=width, scale=scale, cap=cap),
         name="flash_attention_forward",
-        grid=(pl.cdiv(t, tiles.queries), h, b),
+        grid=(ceil_div(t, tiles.queries), h, b),
         in_specs=(tile.row_of(q.shape), tile.row_of(k.shape, group), tile.row_of(v.shape, group), tile.whole(sees)),
         out_specs=(tile.row_of(q.shape), tile.statistics_of((b, h, t))),
-        out_shape=(shape_like(q.shape, q.dtype, q, k, v), shape_like((b, h, t), jnp.float32, q, k, v)),
+        out_shape=(shape_like(q.shape, q.dtype, *operands), shape_like((b, h, t), jnp.float32, *operands)),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
         interpret=interpret,
     )
-    return call(q, k, v, sees)
+    return call(*operands)
 
 
-def _kernel(
+def _forward_kernel(
     q_ref: Any,
     k_ref: Any,
     v_ref: Any,

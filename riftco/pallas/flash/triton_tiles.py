@@ -15,6 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
+from riftco.pallas.core.sizes import ceil_div, least, most, power_of_two, quotient
 from riftco.pallas.core.visibility import (
     Visibility,
     keys_seen,
@@ -24,7 +25,6 @@ from riftco.pallas.core.visibility import (
     sees,
 )
 
-SMALLEST = 16  # side of the smallest tile that Triton's dot takes
 WIDEST = 256  # head width
 
 
@@ -52,16 +52,11 @@ BACKWARD = {
 }
 
 
-def padded(width: int) -> int:
-    """The next power of two, at least `SMALLEST`."""
-    return max(SMALLEST, 1 << (width - 1).bit_length())
-
-
 def choose(table: dict[int, tuple[Tiles, Tiles]], q: Any, k: Any) -> Tiles:
     """The tiles of a call: the table's, no larger than the call."""
-    width = padded(q.shape[3])
+    width = power_of_two(q.shape[3])
     tiles = table[max(width, min(table))][0 if q.dtype.itemsize == 2 else 1]
-    queries, keys = min(tiles.queries, padded(q.shape[1])), min(tiles.keys, padded(k.shape[1]))
+    queries, keys = min(tiles.queries, power_of_two(q.shape[1])), min(tiles.keys, power_of_two(k.shape[1]))
     # A warp without rows of its own only adds to the reductions.
     warps = tiles.warps if queries == tiles.queries else min(tiles.warps, 4)
     return tiles._replace(queries=queries, keys=keys, warps=warps)
@@ -75,7 +70,7 @@ def row_of(shape: tuple[int, ...], axis: Callable[[Any], Any] = lambda i: i, hea
 
     `heads` takes that many, from the head `axis(i) * heads` on: [T, heads, padded K].
     """
-    return pl.BlockSpec((None, shape[1], heads, padded(shape[3])), lambda _, head, b: (b, 0, axis(head), 0))
+    return pl.BlockSpec((None, shape[1], heads, power_of_two(shape[3])), lambda _, head, b: (b, 0, axis(head), 0))
 
 
 def statistics_of(shape: tuple[int, ...], heads: int | None = None) -> pl.BlockSpec:
@@ -221,28 +216,21 @@ def query_parts(row: Row, first: Any, size: int, queries: int, block: int) -> li
 
 
 def _parts(some: Any, every: Any, block: int, has_left: bool, has_right: bool, is_segmented: bool) -> list[Part]:
-    a, d = _divide(some[0], block), _divide(some[1] + (block - 1), block)
+    a, d = quotient(some[0], block), ceil_div(some[1], block)
     if is_segmented:
         return [Part(a, d, True)]
-    b = _between(a, _divide(every[0] + (block - 1), block), d) if has_left else a
-    c = _between(b, _divide(every[1], block), d) if has_right else d
+    b = _between(a, ceil_div(every[0], block), d) if has_left else a
+    c = _between(b, quotient(every[1], block), d) if has_right else d
     return [*[Part(a, b, True)] * has_left, Part(b, c, False), *[Part(c, d, True)] * has_right]
 
 
-def _divide(a: Any, b: int) -> Any:
-    """The quotient a // b for a that is not negative, without the code for signs."""
-    return a // b if isinstance(a, int) else lax.div(a, jnp.int32(b))
-
-
 def _between(low: Any, x: Any, high: Any) -> Any:
-    if isinstance(low, int) and isinstance(x, int) and isinstance(high, int):
-        return min(max(x, low), high)
-    return jnp.minimum(jnp.maximum(x, low), high)
+    return least(most(x, low), high)
 
 
 def key_head(head: Any, repeats: int) -> Any:
     """The key head that a query head reads."""
-    return _divide(head, repeats)
+    return quotient(head, repeats)
 
 
 def run(parts: list[Part], step: Callable[[bool, Any, Any], Any], carry: Any) -> Any:

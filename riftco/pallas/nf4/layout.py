@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from riftco.pallas.core.nf4 import ZERO
+from riftco.pallas.core.sizes import round_up
 
 TILE = 256
 HALF = TILE // 2  # bytes of a tile, and columns of one nibble
@@ -19,7 +20,7 @@ BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 def padded(width: int) -> int:
     """The columns of a row in whole tiles."""
-    return -(-width // TILE) * TILE
+    return round_up(width, TILE)
 
 
 def to_halves(codes: Any, out: int, width: int) -> Any:

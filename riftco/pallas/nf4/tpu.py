@@ -16,6 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from riftco.pallas import dispatch
 from riftco.pallas.call import shape_like, tpu_call
 from riftco.pallas.core import nf4
+from riftco.pallas.core.sizes import ceil_div, round_up
 from riftco.pallas.nf4 import layout
 
 DTYPES = ("bfloat16", "float32")
@@ -49,13 +50,13 @@ def matmul(x: Any, codes: Any, scales: Any, *, block_size: int, interpret: Any =
     Returns:
         [M, N] in x's dtype, summed in float32.
     """
-    tiles = _tiles(x.shape[0], codes.shape[0], x.shape[1], block_size)
+    tiles = _tiles(x.shape[0], codes.shape[0], x.shape[1], block_size, x, codes)
     return _call("nf4_matmul", x, codes, scales, tiles, codes.shape[0], False, interpret)
 
 
 def input_gradient(dy: Any, codes: Any, scales: Any, *, width: int, block_size: int, interpret: Any = False) -> Any:
     """The product of dy [M, N] and the decoded weight [N, width]: [M, width] in dy's dtype; see `matmul`."""
-    tiles = _tiles(dy.shape[0], codes.shape[0], width, block_size)
+    tiles = _tiles(dy.shape[0], codes.shape[0], width, block_size, dy, codes)
     return _call("nf4_input_gradient", dy, codes, scales, tiles, width, True, interpret)
 
 
@@ -72,19 +73,15 @@ class _Tiles(NamedTuple):
     block_size: int
 
 
-def _tiles(m: int, out: int, width: int, block_size: int) -> _Tiles:
-    rows = min(ROWS, _ceil(m, 16))
-    chunks = pl.cdiv(m, MAX_ROWS.get(dispatch.current_target().kind, DEFAULT_MAX_ROWS))
-    chunk = _ceil(pl.cdiv(m, chunks), rows)
-    out_tile = _ceil(pl.cdiv(out, pl.cdiv(out, MAX_OUT)), nf4.LANES)
+def _tiles(m: int, out: int, width: int, block_size: int, *arrays: Any) -> _Tiles:
+    rows = min(ROWS, round_up(m, 16))
+    chunks = ceil_div(m, MAX_ROWS.get(dispatch.current_target(*arrays).kind, DEFAULT_MAX_ROWS))
+    chunk = round_up(ceil_div(m, chunks), rows)
+    out_tile = round_up(ceil_div(out, ceil_div(out, MAX_OUT)), nf4.LANES)
     # Two layout tiles at a time, unless a third of a row would then be padding.
     whole = layout.padded(width)
     width_tile = 2 * layout.TILE if whole % (2 * layout.TILE) == 0 or whole > 8 * layout.TILE else layout.TILE
     return _Tiles(rows, chunk, out_tile, width_tile, block_size)
-
-
-def _ceil(size: int, unit: int) -> int:
-    return pl.cdiv(size, unit) * unit
 
 
 def _arranged(scales: Any, tiles: _Tiles) -> Any:
@@ -94,7 +91,7 @@ def _arranged(scales: Any, tiles: _Tiles) -> Any:
     """
     out, count = scales.shape
     each = max(1, tiles.width // tiles.block_size)
-    scales = jnp.pad(scales, ((0, _ceil(out, tiles.out) - out), (0, _ceil(count, each) - count)))
+    scales = jnp.pad(scales, ((0, round_up(out, tiles.out) - out), (0, round_up(count, each) - count)))
     return jnp.transpose(scales.reshape(scales.shape[0], -1, each), (1, 2, 0))
 
 
@@ -107,8 +104,8 @@ def _call(
         return _call(name, x, codes, scales, tiles, columns, is_gradient, interpret)[:m]
     kept_tile, summed_tile = (tiles.width, tiles.out) if is_gradient else (tiles.out, tiles.width)
     steps = tiles.chunk // tiles.rows
-    last = pl.cdiv(m, tiles.rows) - 1
-    grid = (pl.cdiv(m, tiles.chunk), pl.cdiv(columns, kept_tile), pl.cdiv(contracted, summed_tile), steps)
+    last = ceil_div(m, tiles.rows) - 1
+    grid = (ceil_div(m, tiles.chunk), ceil_div(columns, kept_tile), ceil_div(contracted, summed_tile), steps)
 
     def weight_tile(kept: Any, summed: Any) -> tuple[Any, Any]:
         return (summed, kept) if is_gradient else (kept, summed)
@@ -222,6 +219,3 @@ def _kernel(
         @pl.when(summed == pl.num_programs(2) - 1)
         def _() -> None:
             out[rows] = acc[rows].astype(out.dtype)
-
-
-__all__ = ["input_gradient", "matmul", "unsupported"]

@@ -17,6 +17,7 @@ from jax.experimental.pallas import triton as pltriton
 from riftco.pallas import dispatch
 from riftco.pallas.call import shape_like, triton_call
 from riftco.pallas.core import nf4
+from riftco.pallas.core.sizes import ceil_div
 from riftco.pallas.nf4 import layout
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -52,9 +53,9 @@ def matmul(x: Any, codes: Any, scales: Any, *, block_size: int, interpret: Any =
     """
     m, k = x.shape
     n = codes.shape[0]
-    if _is_fused(m):
-        parts, each = _parts(pl.cdiv(n, ROWS) * pl.cdiv(m, _row_tile(m)), _chunks(k, block_size, x.dtype))
-        grid = (pl.cdiv(n, ROWS), pl.cdiv(m, _row_tile(m)), parts)
+    if _is_fused(m, x, codes):
+        parts, each = _parts(ceil_div(n, ROWS) * ceil_div(m, _row_tile(m)), _chunks(k, block_size, x.dtype), x, codes)
+        grid = (ceil_div(n, ROWS), ceil_div(m, _row_tile(m)), parts)
         kernel = functools.partial(_matmul_kernel, each=each, tile=_row_tile(m), block_size=block_size)
         return _fused(kernel, "nf4_matmul", grid, (m, n), x, codes, scales, interpret)
     w = dequantize(codes, scales, width=k, block_size=block_size, dtype=x.dtype, interpret=interpret)
@@ -64,10 +65,10 @@ def matmul(x: Any, codes: Any, scales: Any, *, block_size: int, interpret: Any =
 def input_gradient(dy: Any, codes: Any, scales: Any, *, width: int, block_size: int, interpret: Any = False) -> Any:
     """The product of dy [M, N] and the decoded weight [N, width]: [M, width] in dy's dtype; see `matmul`."""
     m, n = dy.shape
-    if _is_fused(m):
+    if _is_fused(m, dy, codes):
         chunks = _chunks(width, block_size, dy.dtype)
-        parts, each = _parts(chunks * pl.cdiv(m, _row_tile(m)), pl.cdiv(n, ROWS))
-        grid = (chunks, pl.cdiv(m, _row_tile(m)), parts)
+        parts, each = _parts(chunks * ceil_div(m, _row_tile(m)), ceil_div(n, ROWS), dy, codes)
+        grid = (chunks, ceil_div(m, _row_tile(m)), parts)
         kernel = functools.partial(_gradient_kernel, each=each, tile=_row_tile(m), block_size=block_size)
         return _fused(kernel, "nf4_input_gradient", grid, (m, width), dy, codes, scales, interpret)
     w = dequantize(codes, scales, width=width, block_size=block_size, dtype=dy.dtype, interpret=interpret)
@@ -80,7 +81,7 @@ def dequantize(codes: Any, scales: Any, *, width: int, block_size: int, dtype: A
     call = triton_call(
         functools.partial(_dequantize_kernel, block_size=block_size),
         name="nf4_dequantize",
-        grid=(pl.cdiv(n, ROWS), _chunks(width, block_size, dtype)),
+        grid=(ceil_div(n, ROWS), _chunks(width, block_size, dtype)),
         out_shape=shape_like((n, width), dtype, codes, scales),
         num_warps=4,
         num_stages=1,
@@ -93,8 +94,8 @@ def dequantize(codes: Any, scales: Any, *, width: int, block_size: int, dtype: A
 # A chunk is a run of bytes whose high nibbles share one scale a row, and whose low nibbles share another.
 
 
-def _is_fused(m: int) -> bool:
-    return m <= FUSED_ROWS.get(dispatch.current_target().kind, DEFAULT_FUSED_ROWS)
+def _is_fused(m: int, *arrays: Any) -> bool:
+    return m <= FUSED_ROWS.get(dispatch.current_target(*arrays).kind, DEFAULT_FUSED_ROWS)
 
 
 def _row_tile(m: int) -> int:
@@ -110,11 +111,11 @@ def _chunks(width: int, block_size: int, dtype: Any) -> int:
     return layout.padded(width) // 2 // _chunk(block_size, dtype)
 
 
-def _parts(programs: int, steps: int) -> tuple[int, int]:
+def _parts(programs: int, steps: int, *arrays: Any) -> tuple[int, int]:
     """Into how many parts to cut a sum of `steps` so that the chip is full, and the steps of one part."""
-    wanted = PROGRAMS.get(dispatch.current_target().kind, DEFAULT_PROGRAMS) // max(1, programs)
-    each = pl.cdiv(steps, max(1, min(wanted, steps // 4, MAX_PARTS)))
-    return pl.cdiv(steps, each), each
+    wanted = PROGRAMS.get(dispatch.current_target(*arrays).kind, DEFAULT_PROGRAMS) // max(1, programs)
+    each = ceil_div(steps, max(1, min(wanted, steps // 4, MAX_PARTS)))
+    return ceil_div(steps, each), each
 
 
 def _fused(kernel: Any, name: str, grid: Any, shape: Any, x: Any, codes: Any, scales: Any, interpret: Any) -> Any:
@@ -212,7 +213,7 @@ def _gradient_kernel(
             acc + pltriton.dot(operand, w, precision=_precision(dy.dtype)) for acc, w in zip(sums, weights, strict=True)
         )
 
-    end = jnp.minimum((part + 1) * each, pl.cdiv(dy.shape[1], ROWS))
+    end = jnp.minimum((part + 1) * each, ceil_div(dy.shape[1], ROWS))
     zeros = jnp.zeros((tile, size), jnp.float32)
     sums = lax.fori_loop(part * each, end, step, (zeros, zeros))
     first = chunk * size // layout.HALF * layout.TILE + chunk * size % layout.HALF
@@ -230,6 +231,3 @@ def _dequantize_kernel(codes: Any, scales: Any, table: Any, out: Any, *, block_s
         columns = start + jnp.arange(_chunk(block_size, out.dtype), dtype=jnp.int32)
         mask = (rows < out.shape[0])[:, None] & (columns < out.shape[1])[None, :]
         pltriton.store(out.at[rows[:, None], columns[None, :]], w, mask=mask)
-
-
-__all__ = ["dequantize", "input_gradient", "matmul", "unsupported"]

@@ -23,6 +23,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from riftco.pallas import call
 from riftco.pallas.core import softmax
+from riftco.pallas.core.sizes import ceil_div, quotient, remainder, round_up
 from riftco.pallas.core.visibility import keys_seen, keys_seen_by_all, sees
 
 SUBLANES = {"float32": 8, "bfloat16": 16}  # rows of one tile of VMEM: what a page must be a multiple of
@@ -164,8 +165,8 @@ def _plan(q: Any, k_pages: Any, page_indices: Any, window: int | None, cap: floa
     _, t, h, _ = q.shape
     heads, _, page_size, _ = k_pages.shape
     group = h // heads
-    tiles = pl.cdiv(t, max(1, TILE_ROWS // group))
-    queries = pl.cdiv(t, tiles)
+    tiles = ceil_div(t, max(1, TILE_ROWS // group))
+    queries = ceil_div(t, tiles)
     sublanes = SUBLANES[str(q.dtype)]
     width = page_indices.shape[1]
     return Plan(
@@ -173,7 +174,7 @@ def _plan(q: Any, k_pages: Any, page_indices: Any, window: int | None, cap: floa
         tiles=tiles,
         queries=queries,
         group=group,
-        rows=pl.cdiv(queries * group, sublanes) * sublanes,
+        rows=round_up(queries * group, sublanes),
         pages=max(1, min(BLOCK_KEYS // page_size, width)),
         page_size=page_size,
         width=width,
@@ -204,8 +205,8 @@ def _unpack(out: Any, shape: tuple[int, ...], plan: Plan) -> Any:
 
 
 def _work(step: Any, lengths: Any, query_lengths: Any, plan: Plan) -> Work:
-    row, rest = _divided(step, plan.heads * plan.tiles)
-    head, tile = _divided(rest, plan.tiles)
+    row, rest = quotient(step, plan.heads * plan.tiles), remainder(step, plan.heads * plan.tiles)
+    head, tile = quotient(rest, plan.tiles), remainder(rest, plan.tiles)
     length = lengths[row]
     n = query_lengths[row]
     start = tile * plan.queries
@@ -215,17 +216,11 @@ def _work(step: Any, lengths: Any, query_lengths: Any, plan: Plan) -> Work:
     keys = jnp.minimum(length, plan.width * plan.page_size)
     low, high = keys_seen(first, first + queries, keys, causal=True, window=plan.window)
     all_low, all_high = keys_seen_by_all(first, first + queries, keys, causal=True, window=plan.window)
-    page = _divided(low, plan.page_size)[0]
-    pages = _divided(high + plan.page_size - 1, plan.page_size)[0] - page
+    page = quotient(low, plan.page_size)
+    pages = ceil_div(high, plan.page_size) - page
     pages = jnp.where((queries > 0) & (high > low), pages, 0)
-    blocks = _divided(pages + plan.pages - 1, plan.pages)[0]
+    blocks = ceil_div(pages, plan.pages)
     return Work(row, head, queries, first, low, high, all_low, all_high, page, pages, blocks)
-
-
-def _divided(x: Any, by: int) -> tuple[Any, Any]:
-    """Quotient and remainder of what is not negative; `//` would also ask for the sign."""
-    divisor = jnp.full(jnp.shape(x), by, jnp.int32)
-    return lax.div(x, divisor), lax.rem(x, divisor)
 
 
 def _kernel(
@@ -292,7 +287,7 @@ def _kernel(
         )
         s, _ = softmax.scores(product, plan.scale, plan.cap)
         if is_ragged:
-            position = work.first + _divided(lax.broadcasted_iota(jnp.int32, s.shape, 0), plan.group)[0]
+            position = work.first + quotient(lax.broadcasted_iota(jnp.int32, s.shape, 0), plan.group)
             key = base + lax.broadcasted_iota(jnp.int32, s.shape, 1)
             s = softmax.masked(s, sees(position, key, causal=True, window=plan.window, length=work.high))
         top[...], total[...], p, factor = softmax.update(top[...], total[...], s)

@@ -21,10 +21,10 @@ from jax.experimental.pallas import triton as pltriton
 
 from riftco.pallas.call import shape_like, triton_call
 from riftco.pallas.core import softmax
+from riftco.pallas.core.sizes import ceil_div, power_of_two, quotient, remainder
 from riftco.pallas.core.visibility import keys_seen, sees
 
 DTYPES = ("float32", "bfloat16", "float16")
-SMALLEST = 16  # side of the smallest tile that Triton's dot takes
 WIDEST = 256  # head width
 TILE_ROWS = 64  # queries of a group in one program, at most
 PROGRAMS = 264  # what keeps a chip busy: two for each of an H100's or H200's 132 processors
@@ -81,13 +81,13 @@ def plan(
     groups, pages, size, _ = k_pages.shape
     entries = page_indices.shape[1]
     group = heads // groups
-    rows = min(TILE_ROWS, _padded(queries * group))
-    tiles = -(-queries * group // rows)
+    rows = min(TILE_ROWS, power_of_two(queries * group))
+    tiles = ceil_div(queries * group, rows)
     # A block of keys and one of values, for each stage of the pipeline, fit in shared memory.
-    keys = min(64 if _padded(width) * q.dtype.itemsize <= 256 else 32, _padded(entries * size))
+    keys = min(64 if power_of_two(width) * q.dtype.itemsize <= 256 else 32, power_of_two(entries * size))
     if splits is None:
-        reached = entries if window is None else min(entries, -(-(window + queries - 1) // size) + 1)
-        splits = max(1, min(-(-PROGRAMS // (batch * groups * tiles)), -(-reached // PAGES_OF_A_SPLIT)))
+        reached = entries if window is None else min(entries, ceil_div(window + queries - 1, size) + 1)
+        splits = max(1, min(ceil_div(PROGRAMS, batch * groups * tiles), ceil_div(reached, PAGES_OF_A_SPLIT)))
     return Plan(queries, heads, group, width, pages, size, entries, rows, tiles, keys, splits, window, cap, scale)
 
 
@@ -109,9 +109,10 @@ def forward(
     p = plan(q, k_pages, page_indices, window=window, cap=cap, scale=scale, splits=splits)
     lines = q.size // p.width
     dtype = q.dtype if p.splits == 1 else jnp.dtype(jnp.float32)
-    shapes = [shape_like((p.splits * lines, p.width), dtype, q, k_pages, v_pages)]
+    operands = (q, k_pages, v_pages, lengths, query_lengths, page_indices)
+    shapes = [shape_like((p.splits * lines, p.width), dtype, *operands)]
     if p.splits > 1:
-        shapes.append(shape_like((p.splits * lines,), jnp.float32, q, k_pages, v_pages))
+        shapes.append(shape_like((p.splits * lines,), jnp.float32, *operands))
     # Every array is a list of lines of K numbers (or of scalars), so that one index vector finds any of them.
     lists = (jnp.reshape(x, (-1, p.width)) for x in (q, k_pages, v_pages))
     parts = triton_call(
@@ -141,19 +142,19 @@ def _kernel(
     plan: Plan,
 ) -> None:
     p = plan
-    row, tile = _divided(pl.program_id(0), p.tiles)
+    row, tile = quotient(pl.program_id(0), p.tiles), remainder(pl.program_id(0), p.tiles)
     group, split = pl.program_id(1), pl.program_id(2)
     length = jnp.clip(lengths_ref[row], 0, p.entries * p.page_size)
     count = jnp.clip(query_lengths_ref[row], 0, p.queries)
 
     line = tile * p.rows + jnp.arange(p.rows, dtype=jnp.int32)
-    t, head = _divided(line, p.group)
+    t, head = quotient(line, p.group), remainder(line, p.group)
     lines = (row * p.queries + t) * p.heads + group * p.group + head
     inside = line < p.queries * p.group
     position = jnp.where(t < count, length - count + t, -1)  # before every key: what does not count sees nothing
     q = _load(q_ref, lines, inside, p.width)
 
-    first, last = _divided(tile * p.rows, p.group)[0], _divided(tile * p.rows + p.rows - 1, p.group)[0] + 1
+    first, last = quotient(tile * p.rows, p.group), quotient(tile * p.rows + p.rows - 1, p.group) + 1
     low, high = keys_seen(
         length - count + first,
         length - count + jnp.minimum(last, count),
@@ -168,7 +169,7 @@ def _kernel(
         top, total, acc = carry
         key = j * p.keys + jnp.arange(p.keys, dtype=jnp.int32)
         seen = (key >= low) & (key < high)
-        entry, slot = _divided(key, p.page_size)
+        entry, slot = quotient(key, p.page_size), remainder(key, p.page_size)
         page = pltriton.load(pages_ref.at[row * p.entries + entry], mask=seen, other=0)
         slots = (group * p.pages + page) * p.page_size + slot
         s, _ = softmax.scores(_dot(q, _load(k_ref, slots, seen, p.width), transposed=True), p.scale, p.cap)
@@ -192,26 +193,15 @@ def _kernel(
 
 def _part(low: Any, high: Any, split: Any, p: Plan) -> tuple[Any, Any]:
     """The blocks [start, stop) of one split of the keys [low, high)."""
-    start = _divided(low, p.keys)[0]
-    blocks = jnp.where(low < high, _divided(high + (p.keys - 1), p.keys)[0] - start, 0)
-    each = _divided(blocks + (p.splits - 1), p.splits)[0]
+    start = quotient(low, p.keys)
+    blocks = jnp.where(low < high, ceil_div(high, p.keys) - start, 0)
+    each = ceil_div(blocks, p.splits)
     return start + split * each, start + jnp.minimum(blocks, (split + 1) * each)
-
-
-def _divided(a: Any, b: int) -> tuple[Any, Any]:
-    """Quotient and remainder of an `a` that is not negative, without the code for signs."""
-    quotient = lax.div(a, jnp.full(jnp.shape(a), b, jnp.int32))
-    return quotient, a - quotient * b
-
-
-def _padded(width: int) -> int:
-    """The next power of two, at least `SMALLEST`."""
-    return max(SMALLEST, 1 << (width - 1).bit_length())
 
 
 def _columns(lines: Any, inside: Any, width: int) -> tuple[Any, Any]:
     """Column numbers [1, padded K], and the mask of the lines' entries that exist."""
-    full = _padded(width)
+    full = power_of_two(width)
     columns = jnp.arange(full, dtype=jnp.int32)[None, :]
     mask = jnp.broadcast_to(inside[:, None], (lines.shape[0], full))
     return columns, mask if full == width else mask & (columns < width)
