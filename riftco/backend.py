@@ -114,8 +114,8 @@ def select(device: str = "auto") -> str:
     jax.config.update("jax_platforms", kept or platforms)
     try:
         running = jax.default_backend()
-    except RuntimeError as error:
-        reason = missing(chosen) or " ".join(str(error).split())
+    except Exception as error:  # jax and its plugins raise whatever they like
+        reason = missing(chosen) or " ".join(str(error).split()) or type(error).__name__
         asked = "JAX_PLATFORMS asks for it" if kept else "it was asked for"
         raise BackendError(
             f"device: {chosen} did not start, and {asked}; {reason}; use --device cpu to go on without it"

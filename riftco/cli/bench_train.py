@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from riftco import models, ops, optim
+from riftco import backend, models, ops, optim
 from riftco.autodiff import value_and_grad, vjp
 from riftco.cli import bench_peers, bench_twin
 from riftco.models import DecoderConfig
@@ -172,6 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=15, help="paired runs of each row (default 15)")
     parser.add_argument("--only", default="", help="run only rows whose name holds this text")
     parser.add_argument("--json", action="store_true", help="one JSON object a row on stdout")
+    parser.add_argument("--device", default="auto", choices=backend.DEVICES, help="what to run on (default auto)")
     arguments = parser.parse_args(argv)
     rows: dict[str, Callable[[], dict[str, Any]]] = {
         "step base": lambda: bench_step("base", arguments.rounds),
@@ -185,6 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = [run for name, run in rows.items() if arguments.only in name]
     if not chosen:
         parser.error(f"--only {arguments.only!r} matches none of {', '.join(rows)}")
+    backend.select(arguments.device)
     for run in chosen:
         row = run()
         print(json.dumps(row) if arguments.json else _line(row), flush=True)
