@@ -1,4 +1,7 @@
-"""`riftco inspect`: what a path holds, or what a configuration of flags would hold."""
+"""`riftco inspect`: what a path holds, or what a configuration of flags would hold.
+
+Models, adapters and the formats of other programs are described by inspect_models.py.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -6,8 +9,8 @@ from typing import Any
 
 from riftco.cli import tokenizer as tokenizer_verb
 from riftco.cli.console import Console
+from riftco.cli.inspect_models import show_adapters, show_container
 from riftco.cli.model_options import ModelOptions, decoder_config
-from riftco.cli.models import locate
 from riftco.cli.options import flag
 from riftco.cli.verbs import Action
 from riftco.errors import BundleError
@@ -28,7 +31,7 @@ class InspectOptions(ModelOptions):
 
     model: str | None = flag(
         None,
-        "a bundle, run, checkpoint, tokenizer or dataset; without it, the model that the flags describe",
+        "a model in any format, adapters, a run, checkpoint, tokenizer or dataset; without it, what the flags describe",
         metavar="PATH",
     )
     batch_size: int = flag(1, "rows, for the count of residual bytes")
@@ -45,14 +48,16 @@ def run(options: InspectOptions, console: Console) -> dict[str, Any]:
         return _show_dataset(place, console)
     if (place / "_CHECKPOINT_METADATA").is_file():
         return _show_checkpoint(place, console)
-    is_model = any((place / name).is_file() for name in ("riftco.json", "config.json"))
+    is_model = place.suffix.lower() == ".gguf" or any((place / name).is_file() for name in _MODEL_FILES)
     if not is_model and (place / "metrics.jsonl").is_file():
         return _show_run(place, options.batch_size, console)
-    if place.is_file() or (not is_model and (place / "tokenizer.json").is_file()):
+    if not is_model and (place.is_file() or (place / "tokenizer.json").is_file()):
         return {"kind": "tokenizer", **tokenizer_verb.run_inspect(_TokenizerAt(tokenizer=options.model), console)}
-    return _show_model(locate(options.model), options.batch_size, console)
+    return _show_model(place, options.batch_size, console)
 
 
+_ADAPTERS = "adapter_config.json"
+_MODEL_FILES = (_ADAPTERS, "riftco.json", "config.json", "riftco_onnx.json", "model.gguf")
 _TokenizerAt = tokenizer_verb.InspectOptions
 
 
@@ -109,24 +114,14 @@ def residual_bytes(config: Any, batch_size: int) -> int:
     return jax.eval_shape(backward, abstract(config), tokens).residual_bytes()
 
 
-def _show_model(place: Path, batch_size: int, console: Console) -> dict[str, Any]:
-    from riftco import bundle
-    from riftco.bundle.manifest import strict_json
-    from riftco.models.families import from_hf_config
+def _show_model(path: Path, batch_size: int, console: Console) -> dict[str, Any]:
+    from riftco.interchange import load_config, locate
 
-    is_bundle = (place / "riftco.json").is_file()
-    manifest = bundle.verify(place) if is_bundle else {}
-    console.say(f"{place}: {'a bundle, every digest verified' if is_bundle else 'a Hugging Face directory'}")
-    for name in ("stage", "artifact_id", "parent_artifact_id"):
-        if manifest.get(name):
-            console.say(f"  {name:<18}{manifest[name]}")
-    config = from_hf_config(strict_json((place / "config.json").read_bytes(), str(place / "config.json")))
-    summary = _show_config(config, batch_size, console)
-    if (place / "tokenizer.json").is_file():
-        summary["tokenizer"] = tokenizer_verb.describe(tokenizer_verb.open_tokenizer(str(place)))
-        console.say("  tokenizer: {type}, {vocab_size:,} ids".format(**summary["tokenizer"]))
-    kept = {name: manifest.get(name) for name in ("stage", "artifact_id", "parent_artifact_id", "files")}
-    return {**summary, "kind": "bundle" if is_bundle else "huggingface", "path": place, **kept}
+    if (path / _ADAPTERS).is_file():
+        return show_adapters(path, console)
+    place, kind = locate(path)
+    about = show_container(place, kind, console)
+    return {**_show_config(load_config(place), batch_size, console), **about, "path": place}
 
 
 def _show_run(place: Path, batch_size: int, console: Console) -> dict[str, Any]:

@@ -17,14 +17,15 @@ from riftco.types import PyTree
 
 ROWS, LENGTH = 4, 32
 
+_HALF, _BRAIN = 0.02, 0.1
 BOUNDS = {
     "float32": 1e-4,
-    "float16": 0.05,
-    "bfloat16": 0.25,
+    "float16": _HALF,
+    "bfloat16": _BRAIN,
     "f32": 1e-4,
-    "f16": 0.05,
-    "bf16": 0.25,
-    "q8_0": 0.25,
+    "f16": _HALF,
+    "bf16": _BRAIN,
+    "q8_0": 0.2,
     "q4_1": 0.9,
     "q4_0": 0.9,
 }
