@@ -34,16 +34,20 @@ VERBS = {
     "tokenizer": "train tokenizers, encode and decode with them, look inside",
     "data": "turn text into token shards; split, generate and show examples for post-training",
     "pretrain": "train a model from text, with --resume auto after any interruption",
+    "finetune": "tune a model on examples: all weights, LoRA or QLoRA; responses or preferences",
+    "merge": "fold adapters into their base: one plain model",
     "eval": "loss, perplexity and bits per byte of a model over a whole text",
     "generate": "continue a prompt: greedy, temperature, top-k, top-p, min-p",
+    "chat": "talk with a model in the terminal, or over a pipe",
     "report": "curves, figures and samples of a run as one HTML file",
+    "convert": "a model in another format: riftco, hf, gguf, onnx; compared with its source",
     "inspect": "what a model, checkpoint, run, tokenizer or dataset holds, and which tools open it",
     "gradcheck": "every derivative against its oracle and finite differences",
     "doctor": "versions, devices, what works, and what each missing extra would add",
     "aot": "compile a training or decoding step for chips that are not here: memory, FLOPs, kernels, whether it fits",
     "bench": "races: the compiled train step beside jax.grad and optax; the tokenizer beside tokenizers",
 }
-LATER = ("finetune", "merge", "chat", "serve", "convert", "cajal")
+LATER = ("serve", "cajal")
 GROUPS = ("tokenizer", "data")
 BENCHES = ("train", "tokenizer")
 
