@@ -1,5 +1,6 @@
 """Kernels under a mesh of simulated devices: each runs them on its own rows; the numbers are those of one device."""
 
+import contextlib
 import dataclasses
 import types
 
@@ -94,6 +95,41 @@ def test_attention_over_a_mesh_in_context(kernel, rng):
     assert "all-gather" not in text and "all-reduce" not in text  # nothing but each device's own rows
     for got, expected in zip(jitted(q, k, v, ct), jax.jit(attend("plain", False))(q, k, v, ct), strict=True):
         np.testing.assert_allclose(got, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("kernel", ["stand-in"], indirect=True)
+@pytest.mark.parametrize("in_context", [True, False])
+def test_explicit_axes_are_cut_too(kernel, rng, in_context):
+    """As `jax.make_mesh` makes them: rows that lie otherwise are moved, and results lie as they were cut."""
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    spec = PartitionSpec("data", None, "tensor")
+    x = rng.normal(size=(ROWS, 8, 2, 8)).astype(np.float32)
+    seen = []
+
+    def under(x, lengths):
+        cut = lambda x, lengths: (seen.append((x.shape, lengths.shape)), x + lengths[:, None, None, None])[1]
+        return on_each_device(cut, ("BTHK", "B"), "BTHK")(x, lengths)
+
+    def gradients(q):
+        out, pullback = riftco.vjp(lambda q: ops.attention(q, q, q, implementation="pallas_tpu", interpret=True), q)
+        return out, pullback(out)[0]
+
+    with jax.set_mesh(mesh) if in_context else contextlib.nullcontext():
+        for lies in (spec, PartitionSpec(None, "data")):
+            out = jax.jit(under)(jax.device_put(x, NamedSharding(mesh, lies)), np.ones(ROWS, np.float32))
+            assert out.sharding.spec == PartitionSpec("data", None, "tensor", None)
+            np.testing.assert_array_equal(out, x + 1)
+        if in_context:
+            rows = jax.device_put(x, NamedSharding(mesh, PartitionSpec("data")))
+            for got, expected in zip(jax.jit(gradients)(rows), plain_gradients(x), strict=True):
+                np.testing.assert_allclose(got, expected, atol=2e-5)
+    assert seen == [((ROWS // 4, 8, 1, 8), (ROWS // 4,))] * 2
+
+
+@jax.jit
+def plain_gradients(q):
+    out, pullback = riftco.vjp(lambda q: ops.attention(q, q, q, implementation="plain"), q)
+    return out, pullback(out)[0]
 
 
 @pytest.mark.parametrize("kernel", ["flash"], indirect=True)
