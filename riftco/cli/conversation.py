@@ -145,7 +145,7 @@ def turn_end(tokenizer: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
         return (), ()
     after = rendered.text.rfind(_MARK) + len(_MARK)
     ending = rendered.text[after : rendered.spans[-1][1]] if rendered.spans else ""
-    ids = tokenizer.encode(ending)
-    if ids and ids[0] in tokenizer.special_tokens.values():
-        return (ids[0],), ()
+    for token, id in tokenizer.special_tokens.items():
+        if ending.startswith(token):
+            return (id,), ()
     return (), (ending,) if ending else ()
