@@ -16,6 +16,7 @@ from riftco.cli.verbs import Action
 from riftco.errors import BundleError
 from riftco.files import json_lines
 
+_ADAPTER = "adapter_config.json"
 _OPENERS = {
     "gpt2": "transformers (GPT2LMHeadModel), vLLM",
     "llama": "transformers (LlamaForCausalLM), vLLM",
@@ -134,11 +135,30 @@ def _show_run(place: Path, batch_size: int, console: Console) -> dict[str, Any]:
         figures = ", ".join(f"{k} {v:.5g}" for k, v in record.items() if isinstance(v, int | float))
         console.say(f"  last {phase}: {figures}")
     summary = {"kind": "run", "path": place, "checkpoints": steps, "last": last}
-    if (place / "final").is_dir():
+    if (place / "final" / _ADAPTER).is_file():
+        summary["adapter"] = _show_adapter(place / "final", console)
+    elif (place / "final").is_dir():
         summary["model"] = _show_model(place / "final", batch_size, console)
     else:
-        console.say("  no final/: the run has not finished; riftco pretrain --resume auto goes on")
+        console.say("  no final/: the run has not finished; --resume auto goes on")
     return summary
+
+
+def _show_adapter(place: Path, console: Console) -> dict[str, Any]:
+    """Whose adapters these are, and what they adapt."""
+    from riftco.bundle.manifest import strict_json
+    from riftco.bundle.reading import verify_files
+
+    settings = strict_json((place / _ADAPTER).read_bytes(), str(place / _ADAPTER))
+    manifest = verify_files(place) if (place / "riftco.json").is_file() else {}
+    console.say(f"{place}: adapters{', every digest verified' if manifest else ' that PEFT wrote'}")
+    facts = {name: manifest.get(name) for name in ("stage", "artifact_id", "parent_artifact_id")}
+    keys = ("r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "base_model_name_or_path")
+    facts |= {name: settings.get(name) for name in keys}
+    for name, value in facts.items():
+        if value is not None:
+            console.say(f"  {name:<24}{', '.join(value) if isinstance(value, list) else value}")
+    return {"kind": "adapter", "path": place, **facts}
 
 
 def _show_dataset(place: Path, console: Console) -> dict[str, Any]:

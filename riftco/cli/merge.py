@@ -38,8 +38,8 @@ def run(options: MergeOptions, console: Console) -> dict[str, Any]:
     found = merged.merge_to_bundle(path, options.adapter, options.out_dir, force=options.force)
     for name, difference in found.differences.items():
         console.say(
-            f"against the {name.replace('_', ' ')}: logits differ by at most {difference.max_abs:.3g}, KL {difference.kl:.3g}, "
-            f"the likeliest token agrees at {difference.argmax_agreement:.1%}"
+            f"against the {name.replace('_', ' ')}: logits differ by at most {difference.max_abs:.3g}, "
+            f"KL {difference.kl:.3g}, the likeliest token agrees at {difference.argmax_agreement:.1%}"
         )
     console.say(f"saved {options.out_dir}, {found.artifact_id}; riftco generate {options.out_dir} --prompt '…'")
     return {

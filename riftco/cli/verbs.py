@@ -45,10 +45,11 @@ VERBS = {
     "gradcheck": "every derivative against its oracle and finite differences",
     "doctor": "versions, devices, what works, and what each missing extra would add",
     "aot": "compile a training or decoding step for chips that are not here: memory, FLOPs, kernels, whether it fits",
+    "cajal": "check, run, compile and show Cajal programs",
     "bench": "races: the compiled train step beside jax.grad and optax; the tokenizer beside tokenizers",
 }
-LATER = ("serve", "cajal")
-GROUPS = ("tokenizer", "data")
+LATER = ("serve",)
+GROUPS = ("tokenizer", "data", "cajal")
 BENCHES = ("train", "tokenizer")
 
 

@@ -130,7 +130,7 @@ class Preferences(Supervised):
         reference = answer_differences(frozen[0], batch, self.config, **options)
         policy = answer_differences(weights, batch, self.config, adapters=adapters, dropout_key=dropout_key, **options)
         z = (policy - reference) * self.beta  # [B]
-        is_pair = _pairs(batch)
+        is_pair = _pairs(batch).astype(z.dtype)
         loss = ops.sum(preference_loss(z) * is_pair)
         z = riftco.stop_gradient(z)
         figures = {"accuracy": jnp.sum(jnp.where(z > 0, is_pair, 0.0)), "margin": jnp.sum(z * is_pair)}
