@@ -4,9 +4,10 @@
 Types are built by `types`, terms without text by `terms`, or traced from Python by `dsl`.
 """
 
-from riftco.cajal import terms, types, values
+from riftco.cajal import dsl, functional, terms, types, values
 from riftco.cajal.checker import check
 from riftco.cajal.compiler import compile
+from riftco.cajal.core import nodes
 from riftco.cajal.diagnostics import (
     CajalEncodingError,
     CajalError,
@@ -22,6 +23,7 @@ from riftco.cajal.encoding import decode, encode, enumerate_values
 from riftco.cajal.evaluation import evaluate, evaluate_all
 from riftco.cajal.maps import MultilinearMap
 from riftco.cajal.parser import parse, parse_expression, parse_type
+from riftco.cajal.printer import erase, to_text
 from riftco.cajal.relations import Relation, relation
 from riftco.cajal.terms import Definition, Module
 
@@ -42,15 +44,20 @@ __all__ = [
     "check",
     "compile",
     "decode",
+    "dsl",
     "encode",
     "enumerate_values",
+    "erase",
     "evaluate",
     "evaluate_all",
+    "functional",
+    "nodes",
     "parse",
     "parse_expression",
     "parse_type",
     "relation",
     "terms",
+    "to_text",
     "types",
     "values",
 ]

@@ -126,18 +126,31 @@ class _Checker:
 
     def __init__(self, taken: Iterable[str]) -> None:
         self.taken = frozenset(taken)
+        # Terms built in Python may share parts; in one scope, where one type is wanted, a part has one answer. Terms
+        # and scopes are kept beside the answers, so that their ids stay their own.
+        self.done: dict[tuple[int, int, types.Type | None], tuple[Term, Scope, Checked]] = {}
 
     def check(self, term: Term, scope: Scope, want: Want | None = None) -> Checked:
         """Apply the rule of a term's constructor, and compare with what is wanted."""
+        key = (id(term), id(scope), None if want is None else want.type)
+        if key not in self.done:
+            self.done[key] = term, scope, self._check(term, scope, want)
+        return self.done[key][2]
+
+    def _check(self, term: Term, scope: Scope, want: Want | None) -> Checked:
         node, usage = self.rule(term, scope, want)
         if want is not None and node.type is not want.type:
             rule = type(term).__name__.lower()
+            what = term.name if isinstance(term, terms.Variable) else "this"
+            bound, places = _origin(term, scope)
             refuse(
                 f"{rule}-type",
-                f"{rule}: the type must be {want.type}, as {want.reason}{{1}} asks; this{{0}} has the type {node.type}",
+                f"{rule}: the type must be {want.type}, as {want.reason}{{1}} asks; {what}{{0}} has the type "
+                f"{node.type}{bound}",
                 (term.span, f"has the type {node.type}"),
                 (want.span, f"{want.reason} asks for {want.type}"),
-                variable=term.name if isinstance(term, terms.Variable) else None,
+                *places,
+                variable=_variable_of(term),
             )
         return node, usage
 
@@ -176,7 +189,7 @@ class _Checker:
                 return self._lookup(term, scope, want)
             case terms.Ascribe(operand, type, reason=reason, type_span=where):
                 return self.check(operand, scope, Want(type, reason, where))
-        raise TypeError(f"cajal.check: a term of riftco.cajal.terms is required; got {term!r}")
+        raise AssertionError(term)
 
     def _variable(self, name: str, span: Span | None, scope: Scope) -> Checked:
         if name not in scope:
@@ -242,12 +255,14 @@ class _Checker:
         operand, usage = self.check(term.operand, scope)
         if not isinstance(operand.type, types.Product) or not 0 <= term.index < len(operand.type.parts):
             limit = f"has {len(operand.type.parts)}" if isinstance(operand.type, types.Product) else "is no product"
+            bound, places = _origin(term.operand, scope)
             refuse(
                 "project-index",
                 f"project: component {term.index}{{0}} must be one of a product's; the operand{{1}} has the type "
-                f"{operand.type}, which {limit}",
+                f"{operand.type}, which {limit}{bound}",
                 (term.span, f"component {term.index}"),
                 (term.operand.span, f"has the type {operand.type}"),
+                *places,
                 variable=_variable_of(term.operand),
             )
         return make(core.Project, operand.type.parts[term.index], operand, term.index, span=term.span), usage
@@ -289,11 +304,13 @@ class _Checker:
     def _case(self, term: terms.Case, scope: Scope, want: Want | None) -> Checked:
         scrutinee, outer = self.check(term.scrutinee, scope)
         if not isinstance(scrutinee.type, types.Sum):
+            bound, places = _origin(term.scrutinee, scope)
             refuse(
                 "case-type",
-                f"case: the scrutinee{{1}} of a case{{0}} must be a sum; it has the type {scrutinee.type}",
+                f"case: the scrutinee{{1}} of a case{{0}} must be a sum; it has the type {scrutinee.type}{bound}",
                 (term.span, "the case"),
                 (term.scrutinee.span, f"has the type {scrutinee.type}"),
+                *places,
                 variable=_variable_of(term.scrutinee),
             )
         arms = covered(term, scrutinee.type)
@@ -390,21 +407,26 @@ class _Checker:
         if needs_type(term.dictionary) and related is not None and want is not None:
             asked = Want(types.Dictionary(related.key, want.type), f"relation {related.name}", related.span)
         dictionary, of_dictionary = self.check(term.dictionary, scope, asked)
+        bound, places = _origin(term.dictionary, scope)
         if not isinstance(dictionary.type, types.Dictionary):
             refuse(
                 "lookup-type",
-                f"lookup: what stands before `@`{{0}} must be a dictionary; it{{1}} has the type {dictionary.type}",
+                f"lookup: what stands before `@`{{0}} must be a dictionary; it{{1}} has the type "
+                f"{dictionary.type}{bound}",
                 (term.span, "the lookup"),
                 (term.dictionary.span, f"has the type {dictionary.type}"),
+                *places,
                 variable=_variable_of(term.dictionary),
             )
         key = dictionary.type.key
         if not key.is_enum:
             refuse(
                 "lookup-finite",
-                f"lookup: keys{{1}} of a lookup{{0}} must have a finite type, a sum of 1; they have the type {key}",
+                f"lookup: keys{{1}} of a lookup{{0}} must have a finite type, a sum of 1; they have the type "
+                f"{key}{bound}",
                 (term.span, "the lookup"),
                 (term.dictionary.span, f"keys have the type {key}"),
+                *places,
                 variable=_variable_of(term.dictionary),
             )
         if related is not None and related.key is not key:
@@ -452,6 +474,14 @@ def _variable_of(term: Term) -> str | None:
     while isinstance(term, terms.Project):
         term = term.operand
     return term.name if isinstance(term, terms.Variable) else None
+
+
+def _origin(term: Term, scope: Scope) -> tuple[str, list[Place]]:
+    """Words for a message, and the place, of what binds the variable that a term is; `{2}` is that place."""
+    name = _variable_of(term)
+    if name is None or scope[name].span is None:
+        return "", []
+    return f"; {name} is bound{{2}}", [(scope[name].span, f"{name} is bound here")]
 
 
 def _asked(rule: str, term: Term, want: Want | None) -> Want:

@@ -1,6 +1,7 @@
 """Places in a source, diagnostics that point at them, and the errors that carry them."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import NoReturn, ParamSpec, TypeVar
@@ -48,7 +49,7 @@ class Span:
 
     def __str__(self) -> str:
         where = f"line {self.line}, column {self.column}"
-        return f"{self.source.name}: {where}" if self.source.name else where
+        return f"{os.path.basename(self.source.name)}: {where}" if self.source.name else where
 
     def excerpt(self, label: str = "") -> str:
         """Its first line with the characters underlined, and a label behind the carets."""

@@ -137,6 +137,7 @@ class _Parser(Grammar):
             result = self.type()
             result_span = self.span(at)
         self.want("=", "before the body of a definition")
+        self.elaborator.current = token.text, self.here(token)
         body = self.elaborated(self.expression())
         if result is not None:
             body = terms.Ascribe(

@@ -55,12 +55,15 @@ class Elaborator:
     Args:
         definitions: what calls may name.
         taken: names that no fresh name may equal.
+
+    `current` is the name and the place of the definition that is being read.
     """
 
     def __init__(self, definitions: Mapping[str, terms.Definition], taken: Iterable[str]) -> None:
         self.definitions = definitions
         self.taken = set(taken)
         self.nodes = 0
+        self.current: tuple[str, Span] | None = None
 
     def fresh(self, base: str) -> str:
         """A name that occurs nowhere else."""
@@ -148,11 +151,14 @@ class Elaborator:
         definition = self.definitions.get(term.name)
         if definition is None:
             known = ", ".join(self.definitions) or "none"
+            itself = self.current is not None and self.current[0] == term.name
+            places = [(self.current[1], "being defined here")] if self.current is not None and itself else []
             refuse(
                 "call-unknown",
-                f"call: a definition must come before its use, and none may call itself; {term.name}{{0}} is not "
-                f"defined before; defined: {known}",
-                (term.span, "not defined before"),
+                f"call: a definition must come before its use, and none may call itself; {term.name}{{0}} "
+                f"{'calls itself{1}' if itself else 'is not defined before'}; defined: {known}",
+                (term.span, "called here"),
+                *places,
                 variable=term.name,
             )
         if len(arguments) != len(definition.context):

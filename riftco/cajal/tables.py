@@ -10,7 +10,7 @@ import numpy as np
 from riftco.cajal.diagnostics import CajalLoweringError
 from riftco.cajal.semirings import add_groups, multiply
 
-MAX_TERMS = 2**24
+MAX_TERMS = 2**22
 """The most coefficients of a table, and the most pairs that a product of two may make."""
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeAlias
 
-from riftco.cajal.diagnostics import Span
+from riftco.cajal.diagnostics import CajalError, Span
 from riftco.cajal.relations import Relation
 from riftco.cajal.types import Type
 
@@ -275,6 +275,8 @@ def names_in(terms: Iterable[Term]) -> set[str]:
     todo = list(terms)
     while todo:
         term = todo.pop()
+        if not isinstance(term, Term):
+            raise CajalError(f"cajal: a term of riftco.cajal.terms is required; got {term!r}; parse texts first")
         if id(term) in seen:
             continue
         seen.add(id(term))

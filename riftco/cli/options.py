@@ -6,6 +6,7 @@ int, float, str, each perhaps `| None`, `Literal[...]` and `tuple[str, ...]`.
 
 import dataclasses
 import functools
+import keyword
 import types
 import typing
 from typing import Any, Literal
@@ -85,8 +86,13 @@ def _kind(hint: Any) -> Kind:
 
 
 def flag_name(name: str) -> str:
-    """`--learning-rate` for `learning_rate`."""
-    return "--" + name.replace("_", "-")
+    """`--learning-rate` for `learning_rate`; `--def` for `def_`, since a field's name is no keyword."""
+    return "--" + name.rstrip("_").replace("_", "-")
+
+
+def field_name(name: str) -> str:
+    """`def_` for the key or variable `def`."""
+    return name + "_" if keyword.iskeyword(name) else name
 
 
 def read(name: str, kind: Kind, value: Any) -> Any:

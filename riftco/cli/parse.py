@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from riftco.cli.options import Common, UsageError, flag_name, kinds, read
+from riftco.cli.options import Common, UsageError, field_name, flag_name, kinds, read
 
 Options = TypeVar("Options")
 PREFIX = "RIFTCO_"
-NOT_OPTIONS = ("RIFTCO_TRACEBACK", "RIFTCO_ALLOW_OLD_JAX", "RIFTCO_GOLDEN")
-"""Variables with other meanings: tracebacks, an old jax, the test suite's numbers; and RIFTCO_CI_*."""
+NOT_OPTIONS = (
+    "RIFTCO_TRACEBACK", "RIFTCO_ALLOW_OLD_JAX", "RIFTCO_GOLDEN", "RIFTCO_WRITE_GOLDEN", "RIFTCO_REQUIRE_ACCELERATOR",
+    "RIFTCO_CACHE",
+)  # fmt: skip
+"""Variables with other meanings: tracebacks, an old jax, the test suite's numbers and devices; and RIFTCO_CI_*."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -81,11 +84,11 @@ def _flags(options_type: type, argv: Sequence[str], positional: str | None) -> d
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS, usage="")
     for name, kind in kinds(options_type).items():
         if kind.base is bool:
-            parser.add_argument(flag_name(name), action=argparse.BooleanOptionalAction)
+            parser.add_argument(flag_name(name), dest=name, action=argparse.BooleanOptionalAction)
         elif kind.many:
-            parser.add_argument(flag_name(name), nargs="+", action="extend")
+            parser.add_argument(flag_name(name), dest=name, nargs="+", action="extend")
         else:
-            parser.add_argument(flag_name(name))
+            parser.add_argument(flag_name(name), dest=name)
     found, rest = parser.parse_known_args([_dashed(word) for word in argv])
     values = {name: read(name, kinds(options_type)[name], value) for name, value in vars(found).items()}
     if unknown := [word for word in rest if word.startswith("-") and word not in ("-", "--")]:
@@ -119,7 +122,7 @@ def _environment(
     for variable, text in sorted(environment.items()):
         if not variable.startswith(PREFIX) or variable in NOT_OPTIONS or variable.startswith(PREFIX + "CI_"):
             continue
-        name = variable.removeprefix(PREFIX).lower()
+        name = field_name(variable.removeprefix(PREFIX).lower())
         kind = kinds(options_type).get(name)
         if kind is not None:
             found[name] = _named(variable, name, kind, text.split() if kind.many else text)
@@ -153,7 +156,7 @@ def _yaml(options_type: type, file: str, passed_over: Iterable[str]) -> dict[str
         )
     found: dict[str, Any] = {}
     for key, value in content.items():
-        name = str(key).replace("-", "_")
+        name = field_name(str(key).replace("-", "_"))
         kind = kinds(options_type).get(name)
         if kind is None and name in passed_over:
             continue
