@@ -17,6 +17,7 @@ import pytest
 
 from riftco import bundle
 from riftco.cli import main, models
+from riftco.cli.chat import _shortened
 from riftco.cli.conversation import Conversation, turn_end
 from riftco.errors import RiftcoError
 from riftco.generation import Session
@@ -129,6 +130,19 @@ def test_what_cannot_be_is_refused(tmp_path, capsys, monkeypatch):
     ):
         found, out, err = chat(capsys, monkeypatch, [], *words)
         assert (found, out) == (status, "") and says in err.splitlines()[-1]
+
+
+def test_a_shorter_context_is_the_same_function(place, capsys, monkeypatch):
+    words = (place, "--max-tokens", 4, "--temperature", 0, "--json")
+    found = json.loads(chat(capsys, monkeypatch, ["the", "cat"], *words, "--max-seq-length", 64)[1])
+    assert found["turns"] == json.loads(chat(capsys, monkeypatch, ["the", "cat"], *words)[1])["turns"]
+    status, _, err = chat(capsys, monkeypatch, ["the"], *words, "--max-seq-length", 97)
+    assert status == 2 and "--max-seq-length must be 1 to 96" in err
+    learned = DecoderConfig(290, 96, 16, 2, 1, 32)
+    rotary = DecoderConfig(9, 4096, 8, 1, 1, 8, position="rope")
+    assert _shortened(learned, None) == learned and _shortened(rotary, None).context == 2048
+    with pytest.raises(RiftcoError, match="as many as it has positions"):
+        _shortened(learned, 32)
 
 
 # ---- the conversation ----------------------------------------------------------------------------------------------

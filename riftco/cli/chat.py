@@ -18,6 +18,7 @@ from riftco.errors import RiftcoError
 _SAMPLING = "sampling"
 _OWN = "generation_config.json's, or "
 _GGUF = "model.gguf"  # what a conversion to GGUF calls its file
+_SEEN = 2048  # each token costs as much as the cache is long
 _COMMANDS = """\
 /reset          begin anew
 /system TEXT    begin anew with a system message; without TEXT, with none
@@ -39,6 +40,9 @@ class ChatOptions(DeviceOptions):
         None, "a Jinja file, or plain", metavar="FILE", shown="the model's own, or the plain one"
     )
     system: str | None = flag(None, "a system message")
+    max_seq_length: int | None = flag(
+        None, "how much of a conversation is seen at once; less is faster", shown=f"the model's, {_SEEN} at most"
+    )
     max_tokens: int = flag(512, "how many tokens an answer has at most", group=_SAMPLING)
     temperature: float | None = flag(
         None, "0 takes the most likely token", group=_SAMPLING, shown=f"{_OWN}0.7"
@@ -71,7 +75,11 @@ def run(options: ChatOptions, console: Console) -> dict[str, Any]:
     backend.select(options.device)
     model = models.load(str(path), adapter=options.adapter)
     template = models.chat_template(options.chat_template, model.tokenizer, console.note)
-    model = dataclasses.replace(model, tokenizer=model.tokenizer.with_chat_template(template))
+    model = dataclasses.replace(
+        model,
+        config=_shortened(model.config, options.max_seq_length),
+        tokenizer=model.tokenizer.with_chat_template(template),
+    )
     given = {name: getattr(options, name) for name in generate.NEUTRAL}
     settings = generate.settings(given, model.generation, console, temperature=0.7)
     talk = Conversation(
@@ -92,6 +100,20 @@ def run(options: ChatOptions, console: Console) -> dict[str, Any]:
             continue
         _answer(message, talk, console)
     return {"turns": talk.turns, "system": talk.system, "dropped": talk.dropped, "seed": options.seed, **settings}
+
+
+def _shortened(config: Any, wanted: int | None) -> Any:
+    """The configuration with a shorter context: with rotary positions the same function of the tokens in it.
+
+    Raises:
+        UsageError: the length is none that the model can have.
+    """
+    is_rotary = config.position == "rope"
+    length = min(config.context, _SEEN if is_rotary else config.context) if wanted is None else wanted
+    if not 1 <= length <= config.context or not (is_rotary or length == config.context):
+        allowed = f"1 to {config.context:,}" if is_rotary else f"{config.context:,}, as many as it has positions"
+        raise UsageError(f"--max-seq-length must be {allowed}, for this model; got {length}")
+    return dataclasses.replace(config, context=length)
 
 
 def _messages(is_terminal: bool) -> Iterator[str]:
