@@ -224,6 +224,7 @@ CASES = {
         jnp.float32,
     ),
 }
+SLOW = ("one", "short-long", "long-short", "segments-causal")
 
 
 def traced_options(shape, values):
@@ -233,7 +234,7 @@ def traced_options(shape, values):
     }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def test_equals_the_oracle(rng, name):
     shape, static, values, dtype = CASES[name]
     arrays = traced_options(shape, values)
@@ -349,7 +350,7 @@ def test_under_scan_and_checkpoint(plain):
     assert_same(jax.jit(run, compiler_options=QUICK)(q, k, v, ct), wanted)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_under_shard_map(plain, check_vma):
     arguments, wanted = plain
     mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))

@@ -18,6 +18,7 @@ from riftco.pallas.core.visibility import Visibility
 from riftco.pallas.flash import cudnn, triton, triton_tiles
 from riftco.pallas.flash.triton_tiles import Row, Tiles
 
+QUICK = {"xla_backend_optimization_level": 0}  # interpreted kernels are long programs that run for a moment
 LENGTHS = (1, 7, 63, 65, 127, 192, 1000)
 SMALL = {width: (Tiles(32, 16, 4, 2),) * 2 for width in (64, 128, 256)}
 
@@ -35,8 +36,9 @@ def _inputs(rng, b, t, s, h, g, k, dtype):
     return q, keys, values, dout
 
 
+@functools.cache
 def _program(scale, cap):
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=QUICK)
     def program(q, k, v, dout, sees):
         options = {"scale": scale, "cap": cap, "interpret": True}
         out, lse = triton.forward(q, k, v, sees, **options)
@@ -92,10 +94,11 @@ CASES = {
     "one query": ((2, 1, 65, 8, 1, 256), "bfloat16", {"offset": 64}, None),
     "one key": ((1, 7, 1, 2, 2, 96), "float16", {"causal": False}, None),
 }
+SLOW = ("window on both sides", "more queries than keys", "before the keys", "one key")
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def test_forward_and_backward_are_the_oracles(rng, name):
     shape, dtype, options, cap = CASES[name]
     scale = 0.21
@@ -103,7 +106,7 @@ def test_forward_and_backward_are_the_oracles(rng, name):
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_rows_with_their_own_offset_length_and_segments(rng, causal):
     shape = (3, 63, 130, 4, 2, 48)
     q, k, v, dout = _inputs(rng, *shape, "float32")
@@ -143,6 +146,7 @@ def test_lengths_alone_with_the_middle_whole(rng):
             np.testing.assert_array_equal(x, clean_one)
 
 
+@pytest.mark.slow
 def test_scores_far_below_zero(rng):
     q, k, v, dout = _inputs(rng, 1, 64, 64, 1, 1, 32, "float32")
     q, k = q.at[..., 0].set(22.5), k.at[..., 0].set(-22.5)  # all logits near -101: exp of them alone is 0
@@ -258,12 +262,12 @@ def test_the_op_under_vmap_and_shard_map(rng):
     expected = _reference(*arguments)
     call = functools.partial(_gradients, _attend)
     folded = (jnp.reshape(x, (4, 2, *x.shape[1:])) for x in arguments)
-    found = jax.jit(jax.vmap(call))(*folded)
+    found = jax.jit(jax.vmap(call), compiler_options=QUICK)(*folded)
     _agree([jnp.reshape(x, (8, *x.shape[2:])) for x in found], expected)
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()), ("data",))
     spread = functools.partial(jax.shard_map, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
     # jax's interpreter does not know what varies over a mesh; the kernels do.
-    _agree(jax.jit(spread(call, check_vma=False))(*arguments), expected)
+    _agree(jax.jit(spread(call, check_vma=False), compiler_options=QUICK)(*arguments), expected)
     with dispatch.target("cuda"):
         jax.jit(spread(functools.partial(_gradients, functools.partial(_attend, interpret=False)))).trace(*arguments)
 
@@ -277,7 +281,8 @@ def test_the_op_in_a_checkpointed_scan(rng):
 
         return riftco.scan(riftco.checkpoint(body), q, None, k, v, length=2)[0]
 
-    kernel = jax.jit(functools.partial(_gradients, functools.partial(twice, _attend)))(q, k, v, dout)
+    both = functools.partial(_gradients, functools.partial(twice, _attend))
+    kernel = jax.jit(both, compiler_options=QUICK)(q, k, v, dout)
     plain = functools.partial(ops.attention, window=20, implementation="plain")
     _agree(kernel, [np.asarray(x, np.float64) for x in _gradients(functools.partial(twice, plain), q, k, v, dout)])
 

@@ -72,8 +72,8 @@ def check(rng, how, case, arrays, dtype=F32):
 # ------------------------------------------------------------------------------------------------ the bars
 
 
-@every(mosaic_is_quick=True)
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@every()
+@pytest.mark.parametrize("dtype", [F32, pytest.param(BF16, marks=pytest.mark.slow)], ids=str)
 def test_within_the_bars(rng, how, dtype):
     if dtype == F32 and how == "pallas_mosaic_gpu":
         pytest.skip("it multiplies no float32")
@@ -187,6 +187,7 @@ def test_more_queries_than_keys_stand_where_the_offset_says(rng, how):
 
 
 @every()
+@pytest.mark.slow
 def test_key_lengths_alone_count(rng, how):
     """Nothing but the lengths is given, and a row is that of its keys cut off."""
     case, arrays, _ = SIZES["7-63"]
@@ -237,7 +238,7 @@ def assert_far_below(rng, how, case, arrays, shift):
 
 
 @every()
-@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("name", ["back", pytest.param("both", marks=pytest.mark.slow)])
 def test_a_window_holds_exactly_its_keys(rng, how, name):
     """Values that name their keys: every query's output is the mean of the keys that it saw, and of no other."""
     case = WINDOWS[name]

@@ -132,6 +132,7 @@ def plain_gradients(q):
     return out, pullback(out)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["flash"], indirect=True)
 def test_a_train_step_over_eight_devices(kernel, rng):
     ids = rng.integers(0, 17, (32, 9)).astype(np.int32)

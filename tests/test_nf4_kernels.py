@@ -14,18 +14,20 @@ from riftco.oracle.nf4 import CODES
 from riftco.pallas import dispatch
 from riftco.pallas.core import nf4
 from riftco.pallas.nf4 import layout
+from tests.kernel_cases import QUICK
 
 SCHEDULES = ("tpu", "triton")
+jit = functools.partial(jax.jit, compiler_options=QUICK)
 # M, N, K, block size, dtype. On NVIDIA sums over N=520 and K=2048 are parted, and more than 64 rows decode first.
 CASES = [
     (1, 520, 64, 32, jnp.bfloat16),
-    (3, 96, 192, 64, jnp.float32),
     (16, 200, 576, 64, jnp.bfloat16),
     (64, 48, 2048, 1024, jnp.float32),  # a block spans tiles, a row spans blocks
     (65, 200, 576, 32, jnp.float32),
-    (200, 8, 128, 128, jnp.float32),
 ]
 SLOW_CASES = [
+    (3, 96, 192, 64, jnp.float32),
+    (200, 8, 128, 128, jnp.float32),
     (64, 256, 1024, 256, jnp.bfloat16),
     (65, 256, 1024, 64, jnp.bfloat16),
     (1, 96, 4096, 4096, jnp.float32),
@@ -44,7 +46,7 @@ def both(name, width, block_size, interpret=True):
     """The product and the input gradient of one kind of chip, compiled together."""
     module = schedule(name)
 
-    @jax.jit
+    @jit
     def run(x, dy, codes, scales):
         y = module.matmul(x, codes, scales, block_size=block_size, interpret=interpret)
         dx = module.input_gradient(dy, codes, scales, width=width, block_size=block_size, interpret=interpret)
@@ -129,7 +131,7 @@ def test_product_and_input_gradient_are_those_of_the_decoded_weight(rng, name, m
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_one_hot_rows_read_the_weight_to_the_bit(rng, name):
     # One product by 1 and one rounding: a nibble, a scale or a column from elsewhere shows, as does rounding twice.
-    m, n, k, block_size, dtype = CASES[2]
+    m, n, k, block_size, dtype = CASES[1]
     codes, scales, w = weight(rng, n, k, block_size)
     expected = np.asarray(jnp.asarray(w, dtype))
     twice = jnp.asarray(
@@ -154,7 +156,7 @@ def test_a_weight_decoded_in_one_pass_is_rounded_once(rng):
     n, k, block_size = 200, 576, 32
     codes, scales, w = weight(rng, n, k, block_size)
     call = functools.partial(schedule("triton").dequantize, width=k, block_size=block_size, interpret=True)
-    got = jax.jit(functools.partial(call, dtype=jnp.bfloat16))(codes, scales)
+    got = jit(functools.partial(call, dtype=jnp.bfloat16))(codes, scales)
     np.testing.assert_array_equal(got, jnp.asarray(w, jnp.bfloat16))
 
 
@@ -162,7 +164,7 @@ def test_a_weight_decoded_in_one_pass_is_rounded_once(rng):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize("case", [CASES[2], CASES[4]])
+@pytest.mark.parametrize("case", [CASES[1], CASES[3]])
 def test_padding_is_not_read_zeros_stay_zero_and_runs_repeat(rng, name, case):
     # Past the edge the interpreters give NaN; codes of padding are arbitrary here.
     m, n, k, block_size, dtype = case
@@ -292,7 +294,7 @@ def test_vmap_folds_rows_and_takes_weights_one_by_one(rng):
     gradient = lambda dy, codes, scales: dispatch.nf4_input_gradient(
         "pallas_tpu", dy, codes, scales, k, block_size, True
     )
-    y = jax.jit(jax.vmap(product))(x, codes, scales)
-    dx = jax.jit(jax.vmap(gradient, (0, None, None)))(dy, codes[0], scales[0])
+    y = jit(jax.vmap(product))(x, codes, scales)
+    dx = jit(jax.vmap(gradient, (0, None, None)))(dy, codes[0], scales[0])
     np.testing.assert_allclose(y, np.einsum("bmk,bnk->bmn", x, w), atol=1e-4)
     np.testing.assert_allclose(dx, np.einsum("bmn,nk->bmk", dy, w[0]), atol=1e-4)

@@ -14,6 +14,7 @@ import riftco
 from riftco import errors, ops, oracle
 from riftco.pallas import dispatch
 from riftco.pallas.paged import triton
+from tests.kernel_cases import QUICK
 
 
 def _there(name):
@@ -25,6 +26,7 @@ def _there(name):
 
 KERNELS = [name for op, name in dispatch.KERNELS if op == "paged_attention" and _there(name)]
 RULES = ["plain", "blockwise"]
+jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 kernels = pytest.mark.parametrize("implementation", KERNELS)
 every = pytest.mark.parametrize("implementation", [*RULES, *KERNELS])
@@ -44,14 +46,14 @@ def op(implementation, window=None, cap=None):
 @functools.cache
 def attend(implementation, window=None, cap=None):
     """The op as one program for each shape, whatever the rows hold: compiling is what takes the time here."""
-    return jax.jit(op(implementation, window, cap))
+    return jit(op(implementation, window, cap))
 
 
 @functools.cache
 def pull_back(implementation, window):
     """The op's value, and its cotangents of q, k_pages and v_pages."""
 
-    @jax.jit
+    @jit
     def run(q, k, v, lengths, table, counts, ct):
         f = lambda q, k, v: op(implementation, window)(q, k, v, lengths, table, query_lengths=counts)
         out, pull = riftco.vjp(f, q, k, v)
@@ -99,7 +101,7 @@ def strayed(table, low, high, size):
 SHAPES = [
     (1, 2, 1, None, 2.0),
     slow(1, 1, 3, 11, None),
-    (5, 2, 4, 3, 1.5),
+    slow(5, 2, 4, 3, 1.5),
     slow(5, 1, 8, None, None),
     slow(17, 1, 3, 20, None),
     (17, 2, 8, 9, 2.0),  # several tiles of queries
@@ -125,7 +127,7 @@ def test_a_kernel_is_the_twin(rng, implementation, time, groups, repeats, window
 @kernels
 @pytest.mark.parametrize(
     ("dtype", "size", "width"),
-    [("bfloat16", 16, 64), ("float32", 5, 80), slow("float16", 24, 80), slow("float32", 256, 32)],
+    [slow("bfloat16", 16, 64), ("float32", 5, 80), slow("float16", 24, 80), slow("float32", 256, 32)],
 )
 def test_dtypes_page_sizes_and_head_widths(rng, implementation, dtype, size, width):
     q, k, v, table = draw(rng, time=2, entries=3, size=size, width=width, dtype=jnp.dtype(dtype))
@@ -152,7 +154,7 @@ def test_pages_are_contiguous_attention_in_any_order(rng, implementation):
     again = value(implementation, None, q, *moved, lengths, order[table].astype(np.int32))
     np.testing.assert_array_equal(again, out)
     flat = [np.moveaxis(np.asarray(x)[:, table], 0, 3).reshape(ROWS, SLOTS, 2, WIDTH) for x in (k, v)]
-    straight = jax.jit(ops.attention)(q, *flat, kv_lengths=lengths, q_offset=lengths - 5)
+    straight = jit(ops.attention)(q, *flat, kv_lengths=lengths, q_offset=lengths - 5)
     np.testing.assert_allclose(out, straight, atol=1e-6)
 
 
@@ -213,7 +215,7 @@ def test_a_window_holds_its_number_of_keys(rng, implementation):
 
 
 @kernels
-@pytest.mark.parametrize("entries", [slow(1), 7])
+@pytest.mark.parametrize("entries", [slow(1), slow(7)])
 def test_table_widths_that_no_block_or_split_divides(rng, implementation, entries):
     q, k, v, table = draw(rng, entries=entries)
     lengths = np.array([entries * SIZE, entries * SIZE - 1, 1], np.int32)
@@ -229,7 +231,7 @@ def test_outputs_that_begin_as_nan_are_all_written(rng, implementation):
     forward = dispatch.kernel("paged_attention", implementation).forward
     forward = functools.partial(forward, window=None, cap=None, scale=0.2, interpret=True)
     lengths, counts = np.array([0, 30, 4], np.int32), np.array([17, 0, 2], np.int32)
-    out = np.asarray(jax.jit(forward)(q, k, v, lengths, counts, table))
+    out = np.asarray(jit(forward)(q, k, v, lengths, counts, table))
     assert np.isfinite(out).all() and (out[:2] == 0).all() and (out[2, 2:] == 0).all() and (out[2, :2] != 0).all()
 
 
@@ -244,7 +246,7 @@ def test_splits_add_up_to_one(rng):
     whole = forward(q, k, v, *rows, splits=1)
     expected = oracle.paged_attention(q, k, v, rows[0], table, query_lengths=rows[1], scale=0.2)
     np.testing.assert_allclose(whole, expected, atol=2e-5)
-    np.testing.assert_allclose(jax.jit(functools.partial(forward, splits=7))(q, k, v, *rows), whole, atol=1e-6)
+    np.testing.assert_allclose(jit(functools.partial(forward, splits=7))(q, k, v, *rows), whole, atol=1e-6)
     narrow = [np.asarray(x).astype(jnp.bfloat16) for x in (q, k, v)]
     difference = np.asarray(forward(*narrow, *rows, splits=3), np.float32) - whole
     assert 0 < np.abs(difference).max() <= 1e-2
@@ -275,7 +277,7 @@ def test_vmap(rng, implementation, rows, pools):
     q, k, v, table = pick(rows, 0), pick(pools, 1), pick(pools, 2), pick(rows, 3)
     lengths = np.stack([RAGGED, RAGGED[::-1]]) if rows else RAGGED
     r, p = (0 if rows else None), (0 if pools else None)
-    out = jax.jit(jax.vmap(op(implementation), in_axes=(r, p, p, r, r)))(q, k, v, lengths, table)
+    out = jit(jax.vmap(op(implementation), in_axes=(r, p, p, r, r)))(q, k, v, lengths, table)
     at = lambda x, mapped, i: x[i] if mapped else x
     for i in range(2):
         arrays = ((q, rows), (k, pools), (v, pools), (lengths, rows), (table, rows))
@@ -302,7 +304,7 @@ def test_gradients_of_a_kernel(rng, implementation):
 def second_derivative(implementation):
     """A scalar made of the first derivative by q, differentiated by q."""
 
-    @jax.jit
+    @jit
     def run(q, k, v, lengths, table):
         f = lambda q: ops.sum(ops.tanh(op(implementation)(q, k, v, lengths, table)))
         return riftco.grad(lambda q: ops.sum(ops.tanh(riftco.grad(f)(q))))(q)
@@ -310,6 +312,7 @@ def second_derivative(implementation):
     return run
 
 
+@pytest.mark.slow
 @kernels
 def test_second_derivatives_of_a_kernel_are_the_plain_rule_s(rng, implementation):
     q, k, v, table = draw(rng, entries=1, width=4)
@@ -327,7 +330,7 @@ def test_lengths_that_grow_in_a_scan(rng, implementation):
     q, k, v, table = draw(rng)
     steps, start = 12, np.array([0, 9, 30], np.int32)
 
-    @jax.jit
+    @jit
     def loop(q, k, v):
         def body(lengths, _):
             lengths = lengths + 1

@@ -14,11 +14,14 @@ from jax.experimental.pallas import tpu as pltpu
 from riftco import ops, oracle
 from riftco.pallas import dispatch
 from riftco.pallas.paged import tpu
+from tests.kernel_cases import QUICK
 
 # Every race is looked for, what was not written reads as NaN, what is out of bounds raises, and a copy arrives only
 # when it is waited for.
 STRICT = pltpu.InterpretParams(detect_races=True)
 BLOCK = 32
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+jit = functools.partial(jax.jit, compiler_options=QUICK)
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +32,7 @@ def small_tiles(monkeypatch):
 
 @functools.cache
 def program(window=None, cap=None, scale=0.3, interpret=True):
-    return jax.jit(functools.partial(tpu.forward, window=window, cap=cap, scale=scale, interpret=interpret))
+    return jit(functools.partial(tpu.forward, window=window, cap=cap, scale=scale, interpret=interpret))
 
 
 def call(rng, lengths, counts, *, queries, group, heads=2, width=16, size=8, entries=9, dtype=np.float32):
@@ -87,7 +90,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = ("decode-window", "chunk-cap")
+
+
+@pytest.mark.parametrize("name", [slow(name) if name in SLOW else name for name in CASES])
 def test_the_kernel_is_the_oracle(rng, name):
     shapes, options = CASES[name]
     args = call(rng, **shapes)
@@ -107,7 +113,7 @@ def test_the_kernel_is_the_oracle(rng, name):
     "shapes, options",
     [
         (dict(lengths=(0, 40, 0, 0, 9), counts=(1, 1, 1, 0, 1), queries=1, group=3, heads=2, entries=5), {}),
-        (dict(lengths=(60, 0, 17), counts=(9, 0, 3), queries=9, group=4, heads=1, entries=9), dict(window=20)),
+        slow(dict(lengths=(60, 0, 17), counts=(9, 0, 3), queries=9, group=4, heads=1, entries=9), dict(window=20)),
     ],
 )
 def test_no_race_and_nothing_read_that_is_not_there(rng, capfd, shapes, options):
@@ -127,7 +133,7 @@ def test_rows_of_every_length_around_a_block(rng):
         np.testing.assert_allclose(program()(*rolled), expected(rolled), atol=2e-6, rtol=0)
 
 
-@pytest.mark.parametrize("window", [9, 32])
+@pytest.mark.parametrize("window", [9, slow(32)])
 def test_a_window_counts_keys(rng, window):
     """With the values that tell keys apart, every query's output names the keys that it saw."""
     q, k, v, lengths, counts, table = call(rng, (70, 33), (1, 1), queries=1, group=1, heads=1, width=80)
@@ -140,23 +146,25 @@ def test_a_window_counts_keys(rng, window):
         np.testing.assert_array_equal(np.flatnonzero(out[b]), np.arange(max(0, length - window), length))
 
 
+@pytest.mark.slow
 def test_bfloat16_is_as_near_as_a_plain_rule(rng):
     args = call(rng, (128, 0, 50), (5, 0, 3), queries=5, group=4, width=64, size=16, dtype=jnp.bfloat16)
     truth = expected(args)
     out = program()(*args)
     assert out.dtype == jnp.bfloat16
     q, k, v, lengths, counts, table = args
-    rule = jax.jit(functools.partial(ops.paged_attention, scale=0.3, implementation="plain"))
+    rule = jit(functools.partial(ops.paged_attention, scale=0.3, implementation="plain"))
     plain = rule(q, k, v, lengths, table, query_lengths=counts)
     error, bar = (np.abs(np.asarray(x, np.float64) - truth).max() for x in (out, plain))
     assert error <= min(1e-2, 2 * bar + 1e-5)
 
 
+@pytest.mark.slow
 def test_it_is_attention_over_the_gathered_pages(rng):
     args = call(rng, (70, 9, 40), (5, 5, 2), queries=5, group=3)
     q, k, v, lengths, counts, table = args
     k, v = (np.moveaxis(x[:, table].reshape(x.shape[0], 3, -1, x.shape[3]), 0, 2) for x in (k, v))
-    rule = jax.jit(functools.partial(ops.attention, scale=0.3, implementation="plain"))
+    rule = jit(functools.partial(ops.attention, scale=0.3, implementation="plain"))
     whole = rule(q, k, v, kv_lengths=lengths, q_offset=lengths - counts)
     whole = np.where(np.arange(5)[None, :, None, None] < counts[:, None, None, None], whole, 0.0)
     np.testing.assert_allclose(program()(*args), whole, atol=1e-6, rtol=0)
