@@ -138,7 +138,7 @@ def test_rows_without_a_pair_count_nothing():
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["dpo", "full dpo"])
+@pytest.mark.parametrize("kind", ["dpo", pytest.param("full dpo", marks=pytest.mark.slow)])
 def test_a_run_starts_from_its_reference_and_learns_to_prefer(place, kind):
     result = tune(place, kind, max_steps=8, lora_dropout=0.0)
     records = [record for record in result.records if record.phase == "train"]

@@ -163,7 +163,7 @@ def test_target_names_are_ours_or_the_published_ones():
 # ---- stopped, and resumed --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", ["full", "lora", "qlora", "dpo", pytest.param("full dpo", marks=pytest.mark.slow)])
 def test_a_run_that_was_cut_off_goes_on_bit_for_bit(place, tmp_path, kind):
     def power_cut(event) -> None:
         if isinstance(event, StepFinished) and event.record.step == 3:
@@ -258,7 +258,7 @@ def test_merging_gives_one_model_that_answers_alike(runs, tmp_path, capsys):
         manifest = json.loads((out / "riftco.json").read_text())
         assert summary["artifact_id"] == manifest["artifact_id"]
         assert manifest["fingerprints"]["merged_adapter"] == summary["adapter"]
-        difference = manifest["fingerprints"].get("logit_difference", {})
+        difference = summary["logit_difference"]
         assert set(difference) == ({"packed_base_with_adapters", "base_with_adapters"} if method == "qlora" else set())
         if method == "qlora":
             assert (
