@@ -10,6 +10,7 @@ Nothing is compiled here; `riftco.serve` does that, once for each of the two.
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -137,9 +138,9 @@ def _attend(
 ) -> Array:
     """Queries [B, T, H, K] over the pages of their rows: [B, T, H, K]."""
     batch, queries, heads, width = q.shape
-    groups, _, size, _ = pools.keys.shape
+    groups, per_head, size, _ = pools.keys.shape
     at_a_time, repeats, dtype = pages_per_block(size), heads // groups, statistics_dtype(q)
-    keys = at_a_time * size
+    keys, head_starts = at_a_time * size, jnp.arange(groups, dtype=jnp.int32) * per_head
     # Query heads of one key head, and its queries, are the rows of one product.
     rows = jnp.transpose(jnp.reshape(q, (batch, queries, groups, repeats, width)), (2, 0, 3, 1, 4))
     rows = jnp.reshape(rows, (groups, batch, repeats * queries, width))
@@ -148,9 +149,11 @@ def _attend(
     def step(i: Array, carry: Any) -> Any:
         maximum, total, out = carry
         pages = lax.dynamic_slice_in_dim(table, i * at_a_time, at_a_time, axis=1)
+        # Heads and pages as one axis: what is gathered then lies as the products read it.
+        pages = jax.vmap(lambda start, pages=pages: start + pages)(head_starts)
 
         def read(pool: Array) -> Array:
-            found = pool.at[:, pages].get(mode="promise_in_bounds")  # [G, B, pages, N, K]
+            found = jnp.reshape(pool, (-1, size, width)).at[pages].get(mode="promise_in_bounds")  # [G, B, pages, N, K]
             return jnp.reshape(found, (groups, batch, keys, width))
 
         k, v = read(pools.keys), read(pools.values)

@@ -26,6 +26,7 @@ from riftco.serve.pages import Pages
 from riftco.serve.request import Completion, Request
 from riftco.serve.scheduler import Chunk, Row, Scheduler
 from riftco.serve.sequence import Sequence as Served
+from riftco.serve.sequence import text_of
 from riftco.tokenizers import chat
 from riftco.types import Array, PyTree
 
@@ -320,7 +321,7 @@ class Engine:
             Served(request, prompt, choice, limit, stop_ids, adapter, self._calls.table_width, self.tokenizer)
             for choice in range(request.n)
         ]
-        echo = self.tokenizer.decode(prompt) if request.echo and self.tokenizer is not None else ""
+        echo = text_of(self.tokenizer, prompt) if request.echo and self.tokenizer is not None else ""
         answer = Answer(request, sequences, self._advance, self.start, echo)
         for sequence in sequences:
             sequence.answer = answer

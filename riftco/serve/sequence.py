@@ -140,6 +140,11 @@ class Sequence:
         self._pieces.append(piece)
 
 
+def text_of(tokenizer: Any, ids: list[int]) -> str:
+    """The text of ids, special tokens left out."""
+    return b"".join(map(_bytes_of(tokenizer), ids)).decode("utf-8", "replace")
+
+
 def _bytes_of(tokenizer: Any) -> Any:
     """The bytes of an id: none for special tokens, nor for ids that only the model's padded vocabulary has."""
     vocabulary, special = tokenizer.vocabulary, set(tokenizer.special_tokens.values())
