@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def trained_beside(base: Base, adapter: str | os.PathLike[str], found: AdapterBu
     if not about:
         return base.params
     kept = (Path(adapter) / "base", find_adapter(adapter).parent / "base")
-    place = next((place for place in kept if (place / bundle.MANIFEST).is_file()), None)
+    place = next((place for place in kept if _was_packed_so(place, about)), None)
     if base.is_packed:
         packed = base.params
     elif place is not None:
@@ -169,3 +170,8 @@ def trained_beside(base: Base, adapter: str | os.PathLike[str], found: AdapterBu
             "directory, which has base/"
         )
     return packed
+
+
+def _was_packed_so(place: Path, about: Mapping[str, Any]) -> bool:
+    """Whether a directory is the packed base that adapters speak of, and not another model of that name."""
+    return (place / bundle.MANIFEST).is_file() and read_manifest(place)["fingerprints"].get(PACKED) == about

@@ -37,8 +37,9 @@ def merge_to_bundle(
     """Write the bundle that answers as a base with its adapters.
 
     Weights keep the dtype that the base is stored in. Adapters that were trained beside 4 bits are merged onto those
-    numbers decoded, and the bundle records how far its logits are from the packed base with adapters, and, where the
-    base is plain, from the base itself with them.
+    numbers decoded; the result says how far its logits are from the packed base with adapters, and, where the base is
+    plain, from the base itself with them. The bundle does not: a measurement's last digits are the machine's, and equal
+    weights would have several identities.
 
     Args:
         model: the base; or, for such adapters, the packed base.
@@ -76,8 +77,6 @@ def merge_to_bundle(
     identity = adapter_identity(place)
     fingerprints = {**facts, bundle.MERGED: identity}
     template = fingerprints.pop("chat_template", base.chat_template)
-    if differences:
-        fingerprints["logit_difference"] = {name: values._asdict() for name, values in differences.items()}
     artifact_id = bundle.save(
         target, params, base.config, base.tokenizer, stage="merge", parent=base.identity, fingerprints=fingerprints,
         generation=base.generation, chat_template=template, force=force,
