@@ -20,6 +20,7 @@ from riftco import layers, ops
 from riftco.models.adapters import Adapters, attach
 from riftco.models.config import DecoderConfig
 from riftco.models.decoder import cast, embed, head
+from riftco.models.packed import held_back
 from riftco.models.rotary_tables import rope_tables
 from riftco.ops.norm import statistics_dtype
 from riftco.types import Array, PyTree
@@ -136,6 +137,7 @@ def paged_cache(config: DecoderConfig, batch: int, slots: int, page_size: int, d
 
 def block(config: DecoderConfig, params: PyTree, x: Array, rope: Any, attend: Any) -> Array:
     """Carry x [B, T, D] through one layer, of which `params` are; rope and attend as in `riftco.layers.attention`."""
+    params = held_back(params, x)
     normed = layers.norm(params["attention_norm"], x, eps=config.norm_eps)
     x = x + layers.attention(
         params["attention"], normed, head_dim=config.head_dim, eps=config.norm_eps, rope=rope, attend=attend
@@ -146,7 +148,7 @@ def block(config: DecoderConfig, params: PyTree, x: Array, rope: Any, attend: An
 
 def _logits(params: DecodingParams, x: Array, config: DecoderConfig) -> Array:
     x = layers.norm(params.rest["final_norm"], x, eps=config.norm_eps)
-    return layers.linear(head(params.rest, config, None), x)
+    return layers.linear(head(held_back(params.rest, x), config, None), x)
 
 
 @functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("cache",))

@@ -4,6 +4,7 @@ The weights of blocks are one `NF4Array` whose arrays are stacked on the leading
 slices them. Making and measuring them is in riftco/tune/quantization.py, files in riftco/bundle/packed.py.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from riftco.models.specification import check_params
 from riftco.ops import NF4Array
 from riftco.ops.nf4 import pack_for_kernels, unpack_from_kernels
 from riftco.pallas import dispatch
-from riftco.types import PyTree
+from riftco.types import Array, PyTree
 
 LAYOUTS = ("linear", "halves")
 
@@ -52,6 +53,24 @@ def stacked(layers: list[NF4Array]) -> NF4Array:
 def layer_of(weight: NF4Array, index: int) -> NF4Array:
     """One layer's weight out of a stack."""
     return jax.tree_util.tree_map(lambda leaf: leaf[index], weight)
+
+
+def held_back(params: PyTree, x: Array) -> PyTree:
+    """The params, whose packed weights a compiler cannot decode before `x` is there.
+
+    Where layers are laid out one after another, nothing but the order of decoding keeps all of them from being held in
+    a wide form at once. A CPU drops optimization barriers before it orders operations, so a zero that depends on x is
+    added to the codes. Weights in the kernels' layout are decoded tile by tile and stay as they are.
+    """
+    # 1 only where x is not finite, when the row is lost anyway.
+    zero = (jnp.ravel(x)[0] * 0 != 0).astype(jnp.uint8)
+
+    def hold(leaf: Any) -> Any:
+        if not isinstance(leaf, NF4Array) or leaf.layout != "linear":
+            return leaf
+        return dataclasses.replace(leaf, codes=leaf.codes + zero)
+
+    return jax.tree_util.tree_map(hold, params, is_leaf=lambda node: isinstance(node, NF4Array))
 
 
 def check_packed(params: PyTree, config: DecoderConfig) -> None:

@@ -1,5 +1,6 @@
 """Fresh low-rank adapters. How they are applied is in riftco/models/adapters.py."""
 
+import functools
 import math
 import zlib
 from collections.abc import Sequence
@@ -7,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from riftco.errors import ConfigError, DTypeError
 from riftco.models.adapters import HEAD, Adapters, check_options, match_targets, path_of, projections
@@ -67,13 +69,15 @@ def lora_init(
         _check_base(params, name)
         stack = () if name == HEAD else (config.layers,)
         path = ".".join(path_of(name))
-        leaves[f"{path}.lora_a"] = _xavier(key, f"{path}.lora_a", stack, rank, width)
+        digest = np.uint32(zlib.crc32(f"{path}.lora_a".encode()))
+        leaves[f"{path}.lora_a"] = _xavier(key, digest, stack=stack, rank=rank, width=width)
         leaves[f"{path}.lora_b"] = jnp.zeros((*stack, out, rank), jnp.float32)
     return Adapters(unflatten(leaves), rank, alpha, chosen, rslora, dropout)
 
 
-def _xavier(key: Key, name: str, stack: tuple[int, ...], rank: int, width: int) -> Array:
-    key, limit = jax.random.fold_in(key, zlib.crc32(name.encode())), math.sqrt(6.0 / (rank + width))
+@functools.partial(jax.jit, static_argnames=("stack", "rank", "width"))
+def _xavier(key: Key, digest: Array, stack: tuple[int, ...], rank: int, width: int) -> Array:
+    key, limit = jax.random.fold_in(key, digest), math.sqrt(6.0 / (rank + width))
     draw = lambda key: jax.random.uniform(key, (rank, width), jnp.float32, -limit, limit)
     if not stack:
         return draw(key)
