@@ -223,6 +223,12 @@ def kernels_of(text: str) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
+def too_large(step: str, room: str, needed: str) -> str:
+    """The sentence about a step that does not fit."""
+    remedies = "a smaller batch, block checkpointing, bfloat16" if step == "train" else "a smaller batch, bfloat16"
+    return f"aot: the {step} step must fit the {room}; it needs {needed}; use {remedies} or more chips"
+
+
 def _mesh(place: Chips, text: str | None) -> Any:
     """The mesh over all chips that a flag describes; None for a single chip and no flag."""
     count = len(place.devices)
@@ -264,8 +270,5 @@ def _refused(place: Chips, step: str, reason: str) -> str:
     room = re.search(_TOO_LARGE, reason)
     if room is not None:
         needed, left = room[1] or room[3], room[2] or room[4]
-        return (
-            f"aot: the {step} step must fit the {left} of memory that a {place.kind} leaves to a program; it needs "
-            f"{needed}; use a smaller batch, block checkpointing, bfloat16 or more chips"
-        )
+        return too_large(step, f"{left} of memory that one {place.kind} leaves to a program", needed)
     return f"aot: the {step} step does not compile for {place.name}: {reason[:400]}"

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,7 @@ def _nvidia(name: str, config: str) -> Chips:
             "target: NVIDIA chips need ptxas, the assembler that jax's wheels leave out; there is none on PATH, in "
             "CUDA_ROOT, /usr/local/cuda or /opt/cuda; pip install nvidia-cuda-nvcc-cu12"
         )
+    _require_scratch()
     memory = re.search(r"device_memory_size:\s*(\d+)", config)
     devices = _topology(name, platform="cuda", target_config=config, topology="1x1x1")
     return Chips(name, "cuda", devices, int(memory[1]) if memory else None)
@@ -242,6 +244,19 @@ def _has_ptxas() -> bool:
             spec = importlib.util.find_spec(package)
             roots += [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
     return shutil.which("ptxas") is not None or any((root / "bin" / "ptxas").exists() for root in roots)
+
+
+def _require_scratch() -> None:
+    """Refuse where XLA and ptxas cannot pass files to each other: some versions of XLA end the process there."""
+    place = os.environ.get("TMPDIR") or "/tmp"
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(bytes(8 << 20))  # more than a program is
+    except OSError as error:
+        raise BackendError(
+            f"target: NVIDIA's assembler needs a directory for temporary files; {place}: {error.strerror or error}; "
+            "set TMPDIR to one with room"
+        ) from error
 
 
 def _require(modules: tuple[str, ...], maker: str) -> None:

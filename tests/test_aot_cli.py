@@ -1,6 +1,7 @@
 """`riftco aot` without its compilers: simulated devices stand in for the chips. tests/aot has the real ones."""
 
 import dataclasses
+import io
 import json
 import os
 from pathlib import Path
@@ -130,6 +131,28 @@ def test_a_missing_assembler_is_told_before_it_ends_the_process(described, monke
 
 
 @pytest.mark.tiny
+def test_a_directory_for_temporary_files_is_asked_for_before_it_ends_the_process(
+    described, monkeypatch, tmp_path: Path
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
+    with pytest.raises(BackendError, match=r"temporary files; .*gone: No such file or directory; set TMPDIR"):
+        targets.chips("h200")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert targets.chips("h200").platform == "cuda" and not list(tmp_path.iterdir())
+
+
+@pytest.mark.tiny
+def test_a_full_disk_behind_stdout_is_one_sentence(capsys, monkeypatch):
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sys.stdout", Full())
+    assert main(["aot", "--target", "nothing", "--json"]) != 0
+    assert capsys.readouterr().err.splitlines()[-1].startswith("riftco: ")
+
+
+@pytest.mark.tiny
 def test_the_assembler_is_looked_for_where_xla_looks(monkeypatch, tmp_path: Path):
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr(targets.Path, "exists", lambda path: path == tmp_path / "bin" / "ptxas")
@@ -244,7 +267,8 @@ def test_what_the_chips_or_their_compiler_refuse(chips, capsys, monkeypatch):
 )
 def test_a_compiler_out_of_memory_is_understood(reason):
     sentence = aot._refused(Chips("v5e:2x4", "cpu", tuple(jax.devices())), "train", reason)
-    assert "must fit the 15.75G of memory" in sentence and "it needs 284.02G" in sentence
+    assert "must fit the 15.75G of memory that one cpu leaves to a program; it needs 284.02G; use" in sentence
+    assert "block checkpointing" in sentence and "checkpointing" not in aot.too_large("decode", "1 GiB", "2 GiB")
 
 
 @pytest.mark.tiny

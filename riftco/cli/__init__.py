@@ -151,7 +151,9 @@ def _failed(words: list[str], error: BaseException, message: str, status: int) -
     if words and _wants_json(words):
         import json
 
-        print(json.dumps({"verb": words[0], "error": message, "exit_status": status}, ensure_ascii=False), flush=True)
+        with contextlib.suppress(OSError):  # stdout itself may be what failed
+            said = {"verb": words[0], "error": message, "exit_status": status}
+            print(json.dumps(said, ensure_ascii=False), flush=True)
     print(f"riftco: {message}", file=sys.stderr, flush=True)
     return status
 

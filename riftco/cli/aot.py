@@ -72,10 +72,7 @@ def run(options: AotOptions, console: Console) -> dict[str, Any]:
     summary = report.to_dict()
     if report.fits:
         return summary
-    sentence = (
-        f"aot: the {report.step} step must fit the {size(report.memory or 0)} of one {report.kind}; it needs "
-        f"{size(report.total)}; use a smaller batch, block checkpointing, bfloat16 or more chips"
-    )
+    sentence = aot.too_large(report.step, f"{size(report.memory or 0)} of one {report.kind}", size(report.total))
     console.note(f"riftco: {sentence}")
     return {**summary, "error": sentence, "exit_status": 1}
 
