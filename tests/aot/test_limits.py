@@ -1,5 +1,6 @@
 """The compilers refuse a kernel that needs more memory near the cores than there is; the other tests rest on that."""
 
+import functools
 from typing import Any
 
 import jax
@@ -8,6 +9,8 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from riftco import _compat, ops
+from riftco.errors import UnsupportedError
 from riftco.pallas import call
 
 
@@ -55,3 +58,16 @@ def test_vector_memory_of_a_tpu(chips, target):
     chips(target).compile(add(1024), x)  # 4 MiB
     with pytest.raises(Exception, match=r"(?i)vmem|RESOURCE_EXHAUSTED"):
         chips(target).compile(add(64 << 10), x)  # 256 MiB; there are 128
+
+
+@pytest.mark.parametrize(("implementation", "batch"), [("pallas_triton", 70000), ("pallas_mosaic_gpu", 65535)])
+def test_large_batches_on_the_h200(chips, implementation, batch):
+    """CUDA's second and third axes end at 65535: jax folds a Triton grid that does not fit, and we refuse the other."""
+    if implementation == "pallas_mosaic_gpu" and not _compat.HAS_MOSAIC_GPU:
+        pytest.skip("it needs jax 0.11 or newer")
+    q = jax.ShapeDtypeStruct((batch, 1, 2, 64), jnp.bfloat16)
+    chips("h200").compile(functools.partial(ops.attention, implementation=implementation), q, q, q)
+    if implementation == "pallas_mosaic_gpu":
+        large = jax.ShapeDtypeStruct((batch + 1, 1, 2, 64), jnp.bfloat16)
+        with pytest.raises(UnsupportedError, match="at most 65535 rows in the batch"):
+            chips("h200").lower(functools.partial(ops.attention, implementation=implementation), large, large, large)
