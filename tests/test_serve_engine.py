@@ -13,6 +13,7 @@ from riftco.errors import CapacityError, ConfigError, IndexRangeError
 from riftco.models.paged_decoding import Pools
 from riftco.serve import Completion, Engine, Piece, Request
 from riftco.serve.drafts import prompt_lookup
+from riftco.serve.intake import Intake
 from tests.serve_cases import (
     CHUNK,
     CONFIG,
@@ -219,10 +220,10 @@ def test_a_small_pool_preempts_and_a_request_that_never_fits_is_refused(rng, alo
     with pytest.raises(CapacityError, match="leave room for a token in the model's context of 64"):
         target.submit(Request(ids_of(rng, 64)))
     small = engine()
-    small._scheduler.pages.count = 5  # as if it had five pages
+    small._intake._num_pages = 5  # as if it had five pages
     with pytest.raises(CapacityError, match="fit into 5 pages of 4 tokens; got a prompt of 10 and 30"):
         small.submit(Request(ids_of(rng, 10), max_tokens=30))
-    assert small._limit(Request([1], max_tokens=None), 10) == 11
+    assert small._intake._limit(Request([1], max_tokens=None), 10) == 11
 
 
 def test_the_queue_is_bounded_and_first_come_is_first_served(rng):
@@ -346,8 +347,7 @@ def test_logits_that_are_not_numbers_end_one_answer_and_no_other(served, rng):
 
 def test_messages_go_through_the_template_and_min_tokens_hold_back_the_end(served):
     templated = TOKENIZER.with_chat_template("{% for m in messages %}{{ m['content'] }}\n{% endfor %}")
-    target = Engine.__new__(Engine)
-    target.__dict__.update(served.__dict__, tokenizer=templated)
+    target = Intake(CONFIG, templated, (), (), PAGES, SIZE)
     assert target.prompt_of(Request(messages=[{"role": "user", "content": "abc"}])) == TOKENIZER.encode("abc\n")
     every = tuple(range(CONFIG.vocab_size - 1))
     (held,) = served.generate(

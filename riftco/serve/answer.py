@@ -19,7 +19,7 @@ class Answer:
         sequences: one for each choice.
         advance: does some work, or waits until there is news; called while a caller waits.
         start: lets a thread of its own do the work.
-        echo_text: the prompt's text, under echo.
+        prompt_text: the prompt's text, under echo. It begins the completion's text; pieces are of the answer alone.
     """
 
     def __init__(
@@ -28,10 +28,10 @@ class Answer:
         sequences: list[Sequence],
         advance: Callable[["Answer"], None],
         start: Callable[[], None],
-        echo_text: str = "",
+        prompt_text: str = "",
     ) -> None:
         self.request, self.sequences = request, sequences
-        self._advance, self._start, self._echo_text = advance, start, echo_text
+        self._advance, self._start, self.prompt_text = advance, start, prompt_text
         self._expires = None if request.deadline is None else time.monotonic() + request.deadline
         self._news = threading.Condition()
         self._pieces: deque[Piece] = deque()
@@ -77,7 +77,7 @@ class Answer:
                 self._advance(self)
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        """Pieces as they come; the work goes on in a thread of the engine. Leaving the loop early cancels."""
+        """Pieces as they come; the work goes on in a thread of the engine. Closing the iterator early cancels."""
         loop, news = asyncio.get_running_loop(), asyncio.Event()
         self._wake = lambda: loop.call_soon_threadsafe(news.set)
         self._start()
@@ -144,7 +144,7 @@ class Answer:
         assert sequence.finish_reason is not None
         ids, text, logprobs = list(sequence.drawn), sequence.text, list(sequence.logprobs)
         if self.request.echo:
-            ids, text = [*sequence.prompt, *ids], self._echo_text + text
+            ids, text = [*sequence.prompt, *ids], self.prompt_text + text
             logprobs = [*self.prompt_logprobs, *logprobs]
         return Completion(
             ids,
@@ -153,5 +153,5 @@ class Answer:
             None if self.request.logprobs is None else logprobs,
             sequence.choice,
             len(sequence.prompt),
-            sequence.cached_tokens,
+            sequence.cached_tokens or 0,
         )

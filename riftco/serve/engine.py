@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import jax
 
-from riftco.errors import CapacityError, ConfigError, IndexRangeError
+from riftco.errors import CapacityError, ConfigError
 from riftco.models.adapters import Adapters
 from riftco.models.config import DecoderConfig
 from riftco.models.decoding import decoding_params
@@ -22,12 +22,10 @@ from riftco.models.specification import check_params
 from riftco.models.stacked_adapters import attach_stacked
 from riftco.serve.answer import Answer
 from riftco.serve.calls import Calls, scored
+from riftco.serve.intake import Intake
 from riftco.serve.pages import Pages
 from riftco.serve.request import Completion, Request
 from riftco.serve.scheduler import Chunk, Row, Scheduler
-from riftco.serve.sequence import Sequence as Served
-from riftco.serve.sequence import text_of
-from riftco.tokenizers import chat
 from riftco.types import Array, PyTree
 
 
@@ -85,9 +83,8 @@ class Engine:
         pages = Pages(num_pages, page_size)
         (check_packed if is_packed(params) else check_params)(params, config)
         self.config, self.tokenizer, self._max_queue = config, tokenizer, max_queue
-        self.adapters = {name: i + 1 for i, name in enumerate(adapters or {})}
-        own = set(stop_ids) | ({tokenizer.eos_id} if tokenizer is not None else set())
-        self._own_stop_ids = frozenset(id for id in own if id is not None and 0 <= id < config.vocab_size)
+        self.adapters = tuple(adapters or {})
+        self._intake = Intake(config, tokenizer, self.adapters, stop_ids, num_pages, page_size)
         self._calls = Calls(
             decoding_params(attach_stacked(params, adapters or {}, config), config, dtype),
             config,
@@ -148,24 +145,7 @@ class Engine:
         Raises:
             As `submit`.
         """
-        if request.prompt_ids is not None:
-            ids = list(request.prompt_ids)
-        elif self.tokenizer is None:
-            raise ConfigError("Engine: text and messages need a tokenizer; this engine has none; give prompt_ids.")
-        elif request.prompt is not None:
-            ids = self.tokenizer.encode(request.prompt)
-        else:
-            text = chat.render_text(
-                request.messages or (),
-                self.tokenizer.effective_chat_template,
-                add_generation_prompt=True,
-                special_tokens=chat.special_tokens(self.tokenizer),
-            )
-            ids = self.tokenizer.encode(text)
-        if not ids:
-            raise ConfigError("Engine: a prompt must have at least one token; got none.")
-        self._check_ids("a prompt", ids)
-        return ids
+        return self._intake.prompt_of(request)
 
     # ---- working
 
@@ -300,56 +280,11 @@ class Engine:
     # ---- the queue
 
     def _answer(self, request: Request) -> Answer:
-        if not isinstance(request, Request):
-            raise ConfigError(f"Engine: a request must be a riftco.serve.Request; got {type(request).__name__}.")
-        prompt = self.prompt_of(request)
-        limit = self._limit(request, len(prompt))
-        if request.adapter is not None and request.adapter not in self.adapters:
-            there = ", ".join(self.adapters) or "none"
-            raise ConfigError(
-                f"Engine: adapter must be one of the engine's; got {request.adapter!r}; there are {there}."
-            )
-        if request.stop and self.tokenizer is None:
-            raise ConfigError("Engine: stop strings need a tokenizer; this engine has none; use stop_token_ids.")
-        self._check_ids("stop_token_ids", request.stop_token_ids)
-        self._check_ids("logit_bias", request.logit_bias or ())
-        stop_ids = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else self._own_stop_ids)
-        if request.min_tokens and len(stop_ids) >= self.config.vocab_size:
-            raise ConfigError("Engine: min_tokens needs an id that does not stop; every id of the vocabulary does.")
-        adapter = 0 if request.adapter is None else self.adapters[request.adapter]
-        sequences = [
-            Served(request, prompt, choice, limit, stop_ids, adapter, self._calls.table_width, self.tokenizer)
-            for choice in range(request.n)
-        ]
-        echo = text_of(self.tokenizer, prompt) if request.echo and self.tokenizer is not None else ""
-        answer = Answer(request, sequences, self._advance, self.start, echo)
+        sequences, text = self._intake.take(request)
+        answer = Answer(request, sequences, self._advance, self.start, text)
         for sequence in sequences:
             sequence.answer = answer
         return answer
-
-    def _limit(self, request: Request, length: int) -> int:
-        """How many tokens may be drawn: what is asked for, as far as the context goes."""
-        pages, context = self._scheduler.pages, self.config.context
-        room = context - length
-        if room < (request.max_tokens != 0):
-            raise CapacityError(
-                f"Engine: a prompt must leave room for a token in the model's context of {context}; got {length} "
-                "tokens; shorten it."
-            )
-        most = pages.count * pages.size  # the last token that is drawn needs no place
-        limit = min(room, most - length + 1) if request.max_tokens is None else min(room, request.max_tokens)
-        if limit < 0 or max(length, length + limit - 1) > most:
-            raise CapacityError(
-                f"Engine: a request must fit into {pages.count} pages of {pages.size} tokens; got a prompt of {length} "
-                f"and {max(limit, 0)} tokens to draw; ask for fewer, or give the engine more pages."
-            )
-        return limit
-
-    def _check_ids(self, what: str, ids: Any) -> None:
-        if wrong := [id for id in ids if not 0 <= id < self.config.vocab_size]:
-            raise IndexRangeError(
-                f"Engine: ids of {what} must be in [0, {self.config.vocab_size}); got {wrong[0]}; check the tokenizer."
-            )
 
     def _enqueue(self, answer: Answer, bound: int | None = None) -> None:
         with self._inbox_lock:

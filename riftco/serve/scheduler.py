@@ -138,7 +138,7 @@ class Scheduler:
             self.pages.release(source)
         sequence.hold([*shared[: found // size], *fresh])
         sequence.computed = found
-        if not sequence.count:
+        if sequence.cached_tokens is None:  # not counted again after a preemption
             sequence.cached_tokens = found
             self.prompt_tokens += len(sequence.prompt)
             self.cached_tokens += found

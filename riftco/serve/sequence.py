@@ -17,6 +17,7 @@ class Sequence:
         pages: physical pages of the positions from 0 on.
         table: the same as an array that a row of a compiled call takes; entries past the pages are 0.
         computed: how many positions have their keys and values in the pages.
+        cached_tokens: how many of the prompt's were found when it first ran; None before.
         finish_reason: None while it goes on.
 
     Args:
@@ -46,7 +47,8 @@ class Sequence:
         self.answer: Any = None
         self.tokens, self.pages = list(prompt), []
         self.table = np.zeros(table_width, np.int32)
-        self.computed = self.cached_tokens = 0
+        self.computed = 0
+        self.cached_tokens: int | None = None
         self.finish_reason: FinishReason | None = None
         self.logprobs: list[TokenLogprob | None] = []
         self._parts: list[str] = []
