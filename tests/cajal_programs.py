@@ -56,6 +56,7 @@ PROGRAMS = {
 ILL_TYPED = [
     ("variable-unknown", "y", [(1, 16), (1, 7)], "def f(y1: 1) = y; y1"),
     ("context-unused", "y", [(1, 13), (1, 25)], "def f(x: 1, y: Fin 2) = x"),
+    ("context-unused", "x", [(1, 7), (1, 21)], "def f(x: 1, y: 1) = y <|> error"),
     ("context-twice", "x", [(1, 13), (1, 7)], "def f(x: 1, x: 1) = x"),
     ("tuple-usage", "x", [(1, 29), (1, 32)], "def f(x: Fin 2, y: 1) = y; (x, ())"),
     ("tuple-type", None, [(1, 22), (1, 14)], "def f(x: 1): Fin 2 = (x, x)"),

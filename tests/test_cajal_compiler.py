@@ -145,6 +145,9 @@ def test_counts_stay_exact_beyond_int64():
     text = f"def f(x0: 1): 1 = {doublings}x70"
     (value,) = compiled(text).values
     assert value == 2**70 and isinstance(value, int)
+    chain = "".join(f"let x{i + 1} = x{i} <|> x{i} in " for i in range(62)) + "x62"
+    (value,) = compiled(f"def f(x0: 1): 1 = ({chain}) <|> ({chain})").values
+    assert value == 2**63
     assert compiled(text, "boolean").values.tolist() == [True]
     assert compiled(text, "float").values.tolist() == [2.0**70]
 
@@ -164,6 +167,8 @@ def test_imports():
     np.testing.assert_array_equal(sparse.apply([3, 4], [5, 6]), [36, -20])
     bilinear = MultilinearMap.from_dense([[[1, 2], [3, 4]]])
     assert bilinear.apply([1, 2], [3, 4]).tolist() == [61] and bilinear.values.dtype == np.int64
+    assert MultilinearMap.from_dense([[1, 2], [3, 4]]).mode_ranks() == (2, 2)
+    assert MultilinearMap.from_dense([[0.5, 1.5], [1, 3]]).mode_ranks() == (1, 1)
     assert bilinear.program is None and sparse.context is None
     flat = MultilinearMap.from_coo((2, 2), 2, [1, 6], [2.0, -1.0])
     assert (flat.indices == sparse.indices).all()

@@ -217,6 +217,7 @@ def test_there_are_thirty_and_more():
         "def f(x: 1) = {0:Fin 2 -> error, 1:Fin 2 -> x} @ (0:Fin 2)",
         "def f(x: 1) = case 0:Fin 2 of | 0 -> error | 1 -> x",
         "def f(x: Fin 2): 1 + Fin 2 = let y = (inr x as 1 + Fin 2) in y",
+        "def g(x: 1): 1 = let y = x in y def f(y: 1): 1 = g(y)",
         "rel R(q: 1, k: Fin 2) = q == k def f(x: 1): 1 = {inl () -> x} @R(())",
     ],
 )
