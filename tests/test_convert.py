@@ -255,10 +255,9 @@ def test_large_models_are_compared_only_when_asked(saved, tmp_path, monkeypatch)
 def test_every_kind_of_path_loads(saved, tmp_path, foreign):
     run = tmp_path / "run"
     shutil.copytree(saved("gpt2"), run / "final")
-    shutil.copytree(interchange.convert(saved("gpt2"), tmp_path / "g", to="gguf", verify=False).path, tmp_path / "two")
-    shutil.copy(tmp_path / "two" / "model.gguf", tmp_path / "two" / "other.gguf")
+    one = interchange.convert(saved("gpt2"), tmp_path / "g", to="gguf", verify=False).path
     onnx = interchange.convert(saved("gpt2"), tmp_path / "o", to="onnx", verify=False).path
-    kinds = {saved("gpt2"): "bundle", run: "bundle", tmp_path / "two": "gguf", onnx: "onnx"}
+    kinds = {saved("gpt2"): "bundle", run: "bundle", one: "gguf", onnx: "onnx"}
     for path, kind in kinds.items():
         assert interchange.locate(path)[1] == kind and interchange.load_config(path) == FAMILIES["gpt2"][0]
         params, config = interchange.load(path)

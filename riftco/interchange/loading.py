@@ -24,7 +24,7 @@ def load(path: str | os.PathLike[str], *, dtype: str | None = None) -> tuple[PyT
 
     Args:
         path: a bundle, a Hugging Face directory, a run directory with a finished `final/`, a .gguf file, a directory
-            with a `model.gguf`, or one that `onnx_graph.export` wrote.
+            with one such file, or one that `onnx_graph.export` wrote.
         dtype: of the params: "float32", "bfloat16", "float16", or "stored", that of the files. By default float32 on a
             CPU, which computes in it, and the files' own elsewhere.
 
@@ -120,9 +120,8 @@ def locate(path: str | os.PathLike[str]) -> tuple[Path, str]:
             "--resume auto"
         )
     files = sorted(place.glob("*.gguf"))
-    named = [file for file in files if file.name == GGUF_FILE]
-    if len(files) == 1 or named:
-        return (named or files)[0], "gguf"
+    if len(files) == 1:
+        return files[0], "gguf"
     raise BundleError(
         f"model: {place} holds neither {MANIFEST}, config.json, final/, {ONNX_SIDECAR} nor one .gguf file; give a "
         "bundle, a model directory or a .gguf file"
