@@ -4,6 +4,8 @@ import dataclasses
 import io
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -186,6 +188,15 @@ def test_what_compilers_write_past_python_is_muted(capfd, monkeypatch):
     with verb._muted():
         os.write(2, b"no driver\n")
     assert capfd.readouterr().err == "no driver\n"
+
+
+@pytest.mark.tiny
+@pytest.mark.parametrize("end", ["os.abort()", "os._exit(3)", "pass", "raise SystemExit(3)"])
+def test_what_a_compiler_wrote_is_shown_where_it_ends_the_process(end):
+    """An abort gives no exception to catch; what was written before it is all that there is to tell."""
+    code = f"import os\nfrom riftco.cli import aot\nwith aot._muted():\n    os.write(2, b'check failed')\n    {end}\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == ("check failed" if "os." in end else "")
 
 
 @pytest.mark.tiny

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -85,26 +86,41 @@ def size(count: int) -> str:
     return f"{count / 1024**power:.1f} {'KMGT'[power - 1]}iB"
 
 
+# Reads what is muted, and gives it back if it does not end in the mark of an orderly end: the process has died.
+_END = b"\0riftco: done\0"
+_WATCH = f"import sys; x = sys.stdin.buffer.read(); x.endswith({_END!r}) or sys.stderr.buffer.write(x[-20000:])"
+
+
 @contextlib.contextmanager
 def _muted() -> Iterator[None]:
     """Keep the compilers' logs and jax's warnings to themselves, unless tracebacks are asked for as well.
 
     The logs (that there is no driver, say) are written past Python. The warnings, such as that Pallas's Triton backend
-    will go one day, are for those who write kernels.
+    will go one day, are for those who write kernels. A compiler that aborts takes this process with it; then the end
+    of what it wrote is shown by another, which watches.
     """
     if os.environ.get("RIFTCO_TRACEBACK", "0") not in ("", "0"):
         yield
         return
     sys.stderr.flush()
     kept = os.dup(2)
+    watcher = subprocess.Popen([sys.executable, "-I", "-S", "-c", _WATCH], stdin=subprocess.PIPE)
+    assert watcher.stdin is not None
     try:
-        with open(os.devnull, "wb") as nowhere, warnings.catch_warnings():
-            os.dup2(nowhere.fileno(), 2)
+        with warnings.catch_warnings():
+            os.dup2(watcher.stdin.fileno(), 2)
+            watcher.stdin.close()
             warnings.simplefilter("ignore")
             yield
     finally:
+        os.write(2, _END)
         os.dup2(kept, 2)
         os.close(kept)
+        try:
+            watcher.wait(timeout=10)
+        except subprocess.TimeoutExpired:  # something that a compiler started still holds the pipe
+            watcher.kill()
+            watcher.wait()
 
 
 def _stay_on_the_cpu() -> None:
