@@ -32,6 +32,7 @@ from riftco.ops.nf4_blocks import (
 from riftco.ops.shape import reshape
 from riftco.pallas import dispatch
 from riftco.pallas.core.nf4 import CODES, ZERO
+from riftco.pallas.core.sizes import ceil_div
 from riftco.pallas.nf4 import layout
 from riftco.tree import byte_count, describe
 from riftco.types import Array
@@ -229,10 +230,15 @@ def _check(who: str, q: Any) -> None:
             "an argument that is not (argnums)."
         )
     out, width = q.shape
-    blocks = -(-out * width // q.block_size)
-    codes = (-(-out * width // 2),) if q.layout == "linear" else (out, layout.padded(width) // 2)
+    blocks = ceil_div(out * width, q.block_size)
+    codes = (ceil_div(out * width, 2),) if q.layout == "linear" else (out, layout.padded(width) // 2)
     if q.double_quant:
-        wanted = [("uint8", codes), ("uint8", (blocks,)), ("float32", (-(-blocks // NESTED_BLOCK),)), ("float32", ())]
+        wanted = [
+            ("uint8", codes),
+            ("uint8", (blocks,)),
+            ("float32", (ceil_div(blocks, NESTED_BLOCK),)),
+            ("float32", ()),
+        ]
     else:
         wanted = [("uint8", codes), ("float32", (blocks,))]
     if [(str(leaf.dtype), tuple(leaf.shape)) for leaf in leaves] != wanted:
