@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from riftco import cajal
 from riftco.cajal import terms, types
-from riftco.cajal.checker import needs_type
+from riftco.cajal.scopes import needs_type
 
 UNIT = types.Unit()
 Use = tuple[tuple[str, types.Type], ...]

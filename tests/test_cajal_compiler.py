@@ -133,6 +133,9 @@ def test_maps_are_linear_in_each_input_and_equal_to_their_parts(name, rng):
         dense = found.to_dense()
         again = MultilinearMap.from_dense(dense)
         assert (again.indices == found.indices).all() and (again.values == found.values).all()
+        letters = "oabcd"[: dense.ndim]
+        subscripts = ",".join(f"r{letter}" for letter in letters)
+        np.testing.assert_array_equal(np.einsum(f"{subscripts}->{letters}", *found.factors()), dense)
         ranks = tuple(np.linalg.matrix_rank(np.moveaxis(dense, i, 0).reshape(n, -1)) for i, n in enumerate(dense.shape))
         assert ranks == found.mode_ranks()
     integers = [rng.integers(-(2**10), 2**10, size=width) for width in found.input_dimensions]
@@ -201,6 +204,7 @@ def test_imports():
         (lambda: compiled(PROGRAMS["swap"]).apply([1, 2]), "shape"),
         (lambda: compiled(PROGRAMS["swap"]).apply(), "1 vectors are required"),
         (lambda: compiled(PROGRAMS["swap"]).apply([1, 2, 3, 4, np.inf]), "finite"),
+        (lambda: compiled(PROGRAMS["swap"]).factors(limit=24), "at most 24 elements"),
         (lambda: compiled(PROGRAMS["swap"]).blocks(1), "axis must be below 1"),
     ],
 )

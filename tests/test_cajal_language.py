@@ -245,6 +245,8 @@ def test_terms_without_text():
         cajal.check(terms.Dictionary(()), [])
     with pytest.raises(cajal.CajalTypeError, match="must have a component"):
         cajal.check(terms.Tuple(()), [])
+    with pytest.raises(cajal.CajalTypeError, match="must have a type"):
+        cajal.check(V("x"), [("x", "Fin 2")])  # type: ignore[list-item]
     with pytest.raises(cajal.CajalError, match=r"riftco\.cajal\.terms"):
         cajal.check("x", [])  # type: ignore[arg-type]
 

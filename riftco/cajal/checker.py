@@ -7,42 +7,30 @@ upwards: the names that a term consumes, each with the place of one use, and whe
 from __future__ import annotations
 
 import collections
-import dataclasses
 import difflib
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
-from riftco.cajal import core, terms, types
+from riftco.cajal import core, dictionaries, terms, types
 from riftco.cajal.core import Node, make
 from riftco.cajal.diagnostics import CajalTypeError, Diagnostic, Place, Span, refuse, shallow
 from riftco.cajal.lexer import is_identifier
 from riftco.cajal.patterns import covered, written
+from riftco.cajal.scopes import (
+    Binding,
+    Checked,
+    Scope,
+    Want,
+    asked,
+    at,
+    each,
+    needs_type,
+    origin,
+    parts_of,
+    variable_of,
+)
 from riftco.cajal.terms import Context, Term
 from riftco.cajal.usage import Part, Usage, additive, closed, multiplicative
-
-T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class Want:
-    """A type that is asked for, by what, and where that stands."""
-
-    type: types.Type
-    reason: str
-    span: Span | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Binding:
-    """What a name in scope has."""
-
-    type: types.Type
-    span: Span | None
-
-
-Scope = Mapping[str, Binding]
-Checked = tuple[Node, Usage]
 
 
 @shallow
@@ -74,6 +62,13 @@ def check(expr: Term, context: Context | Mapping[str, types.Type], result: types
                 (scope[name].span, "first"),
                 variable=name,
             )
+        if not isinstance(pair[1], types.Type):
+            refuse(
+                "context-type",
+                f"context: a variable must have a type of cajal.types; {name}{{0}} has {pair[1]!r}; use parse_type",
+                (span, "here"),
+                variable=name,
+            )
         scope[name] = Binding(pair[1], span)
     checker = _Checker(terms.names_in([expr]) | set(scope))
     want = None if result is None else Want(result, "the asked-for result", None)
@@ -100,27 +95,6 @@ def checked(expr: Term, context: tuple[tuple[str, types.Type], ...]) -> Node:
     return found[1]
 
 
-def needs_type(term: Term) -> bool:
-    """Whether a term has no type of its own and takes that of its surroundings."""
-    match term:
-        case terms.Error() | terms.Inject():
-            return True
-        case terms.Tuple(components):
-            return any(needs_type(component) for component in components)
-        case terms.Sequence(_, last) | terms.Let(_, _, last):
-            return needs_type(last)
-        case terms.Case(_, arms):
-            return all(needs_type(arm.body) for arm in arms)
-        case terms.Choice(left, right):
-            return needs_type(left) and needs_type(right)
-        case terms.Dictionary(entries):
-            keys, values = (all(needs_type(entry[side]) for entry in entries) for side in (0, 1))
-            return keys or values
-        case terms.KeysValues(keys, values):
-            return needs_type(keys) or needs_type(values)
-    return False
-
-
 class _Checker:
     """One check: the names that occur in it, so that names made for patterns are new."""
 
@@ -142,7 +116,7 @@ class _Checker:
         if want is not None and node.type is not want.type:
             rule = type(term).__name__.lower()
             what = term.name if isinstance(term, terms.Variable) else "this"
-            bound, places = _origin(term, scope)
+            bound, places = origin(term, scope)
             refuse(
                 f"{rule}-type",
                 f"{rule}: the type must be {want.type}, as {want.reason}{{1}} asks; {what}{{0}} has the type "
@@ -150,7 +124,7 @@ class _Checker:
                 (term.span, f"has the type {node.type}"),
                 (want.span, f"{want.reason} asks for {want.type}"),
                 *places,
-                variable=_variable_of(term),
+                variable=variable_of(term),
             )
         return node, usage
 
@@ -163,7 +137,7 @@ class _Checker:
             case terms.Unit():
                 return make(core.Unit, types.Unit(), span=span), Usage({})
             case terms.Error():
-                return make(core.Error, _asked("error", term, want).type, span=span), Usage({}, absorbs=True)
+                return make(core.Error, asked("error", term, want).type, span=span), Usage({}, absorbs=True)
             case terms.Inject():
                 return self._inject(term, scope, want)
             case terms.Tuple():
@@ -178,15 +152,15 @@ class _Checker:
                 return self._case(term, scope, want)
             case terms.Choice(left, right, weight):
                 sides = [(left, scope, "the left side"), (right, scope, "the right side")]
-                (one, other), usages = self._alike(sides, want)
-                usage = additive("choice", _parts(sides, usages))
+                (one, other), usages = self.alike(sides, want)
+                usage = additive("choice", parts_of(sides, usages))
                 return make(core.Choice, one.type, one, other, weight, span=span), usage
             case terms.Dictionary():
-                return self._dictionary(term, scope, want)
+                return dictionaries.literal(self, term, scope, want)
             case terms.KeysValues():
-                return self._keys_values(term, scope, want)
+                return dictionaries.keys_values(self, term, scope, want)
             case terms.Lookup():
-                return self._lookup(term, scope, want)
+                return dictionaries.lookup(self, term, scope, want)
             case terms.Ascribe(operand, type, reason=reason, type_span=where):
                 return self.check(operand, scope, Want(type, reason, where))
         raise AssertionError(term)
@@ -194,7 +168,7 @@ class _Checker:
     def _variable(self, name: str, span: Span | None, scope: Scope) -> Checked:
         if name not in scope:
             near = difflib.get_close_matches(name, scope, n=1)
-            known = ", ".join(f"{other}{_at(binding.span)}" for other, binding in scope.items()) or "none"
+            known = ", ".join(f"{other}{at(binding.span)}" for other, binding in scope.items()) or "none"
             places: list[Place] = [(span, "not in scope")]
             if near:
                 places.append((scope[near[0]].span, "bound here"))
@@ -207,7 +181,7 @@ class _Checker:
         return make(core.Variable, scope[name].type, name, span=span), Usage({name: span})
 
     def _inject(self, term: terms.Inject, scope: Scope, want: Want | None) -> Checked:
-        wanted = _asked("inject", term, want)
+        wanted = asked("inject", term, want)
         if not isinstance(wanted.type, types.Sum):
             refuse(
                 "inject-type",
@@ -242,11 +216,11 @@ class _Checker:
             wants = [Want(part, f"component {i} of {want.reason}", want.span) for i, part in enumerate(want.type.parts)]
         elif count == 0:
             refuse("tuple-empty", "tuple: a tuple must have a component; this{0} has none", (term.span, "empty"))
-        checked = _each(
+        checked = each(
             lambda pair=pair: self.check(pair[0], scope, pair[1]) for pair in zip(term.components, wants, strict=True)
         )
         labels = [(component, scope, f"component {i}") for i, component in enumerate(term.components)]
-        usage = additive("tuple", _parts(labels, [usage for _, usage in checked]))
+        usage = additive("tuple", parts_of(labels, [usage for _, usage in checked]))
         components = tuple(node for node, _ in checked)
         product = types.Product(node.type for node in components)
         return make(core.Tuple, product, components, span=term.span), usage
@@ -255,7 +229,7 @@ class _Checker:
         operand, usage = self.check(term.operand, scope)
         if not isinstance(operand.type, types.Product) or not 0 <= term.index < len(operand.type.parts):
             limit = f"has {len(operand.type.parts)}" if isinstance(operand.type, types.Product) else "is no product"
-            bound, places = _origin(term.operand, scope)
+            bound, places = origin(term.operand, scope)
             refuse(
                 "project-index",
                 f"project: component {term.index}{{0}} must be one of a product's; the operand{{1}} has the type "
@@ -263,13 +237,13 @@ class _Checker:
                 (term.span, f"component {term.index}"),
                 (term.operand.span, f"has the type {operand.type}"),
                 *places,
-                variable=_variable_of(term.operand),
+                variable=variable_of(term.operand),
             )
         return make(core.Project, operand.type.parts[term.index], operand, term.index, span=term.span), usage
 
     def _sequence(self, term: terms.Sequence, scope: Scope, want: Want | None) -> Checked:
         unit = Want(types.Unit(), "the left side of `;`", term.span)
-        (first, left), (second, right) = _each(
+        (first, left), (second, right) = each(
             [lambda: self.check(term.first, scope, unit), lambda: self.check(term.second, scope, want)]
         )
         parts = [Part(left, "the left side", term.first.span), Part(right, "the right side", term.second.span)]
@@ -304,14 +278,14 @@ class _Checker:
     def _case(self, term: terms.Case, scope: Scope, want: Want | None) -> Checked:
         scrutinee, outer = self.check(term.scrutinee, scope)
         if not isinstance(scrutinee.type, types.Sum):
-            bound, places = _origin(term.scrutinee, scope)
+            bound, places = origin(term.scrutinee, scope)
             refuse(
                 "case-type",
                 f"case: the scrutinee{{1}} of a case{{0}} must be a sum; it has the type {scrutinee.type}{bound}",
                 (term.span, "the case"),
                 (term.scrutinee.span, f"has the type {scrutinee.type}"),
                 *places,
-                variable=_variable_of(term.scrutinee),
+                variable=variable_of(term.scrutinee),
             )
         arms = covered(term, scrutinee.type)
         fresh = self._fresh(scope)
@@ -326,7 +300,7 @@ class _Checker:
             if arm.name is None:
                 body = terms.Sequence(terms.Variable(name, span=arm.span), body, span=body.span)
             branches.append((body, inner, f"the arm {written(arm)}"))
-        checked, usages = self._alike(branches, want)
+        checked, usages = self.alike(branches, want)
         unused: list[Diagnostic] = []
         for number, (arm, _) in enumerate(distinct.values()):
             name = fresh if arm.name is None else arm.name
@@ -334,7 +308,7 @@ class _Checker:
             unused += found
         if unused:
             raise CajalTypeError(unused)
-        inside = additive("case", _parts(branches, usages))
+        inside = additive("case", parts_of(branches, usages))
         parts = [Part(outer, "the scrutinee", term.scrutinee.span), Part(inside, "the arms", None)]
         usage = multiplicative("case", term.span, parts)
         node_of = dict(zip(distinct, checked, strict=True))
@@ -346,111 +320,7 @@ class _Checker:
         numbered = itertools.chain(["u"], (f"u_{number}" for number in itertools.count(1)))
         return next(name for name in numbered if name not in scope and name not in self.taken)
 
-    def _dictionary(self, term: terms.Dictionary, scope: Scope, want: Want | None) -> Checked:
-        if not term.entries:
-            refuse("dictionary-empty", "dictionary: it must have an entry; this{0} has none", (term.span, "empty"))
-        wanted = _dictionary_want(term, want)
-        sides = [
-            [(entry[side], scope, f"{what} {i}") for i, entry in enumerate(term.entries)]
-            for side, what in enumerate(("key", "value"))
-        ]
-        (keys, of_keys), (values, of_values) = _each(
-            [lambda: self._alike(sides[0], wanted[0]), lambda: self._alike(sides[1], wanted[1])]
-        )
-        parts = [
-            Part(additive("dictionary", _parts(sides[0], of_keys)), "a key", term.span),
-            Part(additive("dictionary", _parts(sides[1], of_values)), "a value", term.span),
-        ]
-        usage = multiplicative("dictionary", term.span, parts)
-        made = types.Dictionary(keys[0].type, values[0].type)
-        return make(core.Dictionary, made, tuple(zip(keys, values, strict=True)), span=term.span), usage
-
-    def _keys_values(self, term: terms.KeysValues, scope: Scope, want: Want | None) -> Checked:
-        """`dict(keys, values)` is the dictionary of their components."""
-        checked: list[Checked] = []
-        for product, wanted in zip((term.keys, term.values), _dictionary_want(term, want), strict=True):
-            if wanted is not None and isinstance(product, terms.Tuple):
-                power = types.power(wanted.type, max(1, len(product.components)))
-                wanted = dataclasses.replace(wanted, type=power)
-            else:
-                wanted = None
-            node, usage = self.check(product, scope, wanted)
-            if not isinstance(node.type, types.Product) or any(
-                part is not node.type.parts[0] for part in node.type.parts
-            ):
-                refuse(
-                    "dict-type",
-                    f"dict: keys and values{{0}} must be products of equal types; this{{1}} has the type {node.type}",
-                    (term.span, "the dictionary"),
-                    (product.span, f"has the type {node.type}"),
-                )
-            checked.append((node, usage))
-        (keys, of_keys), (values, of_values) = checked
-        assert isinstance(keys.type, types.Product) and isinstance(values.type, types.Product)
-        if len(keys.type.parts) != len(values.type.parts):
-            refuse(
-                "dict-length",
-                f"dict: there must be as many keys{{0}} as values{{1}}; got {len(keys.type.parts)} and "
-                f"{len(values.type.parts)}",
-                (term.keys.span, f"{len(keys.type.parts)} keys"),
-                (term.values.span, f"{len(values.type.parts)} values"),
-            )
-        parts = [Part(of_keys, "the keys", term.keys.span), Part(of_values, "the values", term.values.span)]
-        usage = multiplicative("dict", term.span, parts)
-        made = types.Dictionary(keys.type.parts[0], values.type.parts[0])
-        entries = tuple(zip(_components(keys), _components(values), strict=True))
-        return make(core.Dictionary, made, entries, span=term.span), usage
-
-    def _lookup(self, term: terms.Lookup, scope: Scope, want: Want | None) -> Checked:
-        related = term.relation
-        asked = None
-        if needs_type(term.dictionary) and related is not None and want is not None:
-            asked = Want(types.Dictionary(related.key, want.type), f"relation {related.name}", related.span)
-        dictionary, of_dictionary = self.check(term.dictionary, scope, asked)
-        bound, places = _origin(term.dictionary, scope)
-        if not isinstance(dictionary.type, types.Dictionary):
-            refuse(
-                "lookup-type",
-                f"lookup: what stands before `@`{{0}} must be a dictionary; it{{1}} has the type "
-                f"{dictionary.type}{bound}",
-                (term.span, "the lookup"),
-                (term.dictionary.span, f"has the type {dictionary.type}"),
-                *places,
-                variable=_variable_of(term.dictionary),
-            )
-        key = dictionary.type.key
-        if not key.is_enum:
-            refuse(
-                "lookup-finite",
-                f"lookup: keys{{1}} of a lookup{{0}} must have a finite type, a sum of 1; they have the type "
-                f"{key}{bound}",
-                (term.span, "the lookup"),
-                (term.dictionary.span, f"keys have the type {key}"),
-                *places,
-                variable=_variable_of(term.dictionary),
-            )
-        if related is not None and related.key is not key:
-            refuse(
-                "lookup-key",
-                f"lookup: keys{{0}} must have the type {related.key} of the keys of {related.name}{{1}}; they have the "
-                f"type {key}",
-                (term.dictionary.span, f"keys have the type {key}"),
-                (related.span, f"relates keys of {related.key}"),
-                variable=related.name,
-            )
-        if related is None:
-            asked = Want(key, "the keys of the dictionary", term.dictionary.span)
-        else:
-            asked = Want(related.query, f"relation {related.name}", related.span)
-        query, of_query = self.check(term.query, scope, asked)
-        parts = [
-            Part(of_dictionary, "the dictionary", term.dictionary.span),
-            Part(of_query, "the query", term.query.span),
-        ]
-        usage = multiplicative("lookup", term.span, parts)
-        return make(core.Lookup, dictionary.type.value, dictionary, query, related, span=term.span), usage
-
-    def _alike(self, parts: Sequence[tuple[Term, Scope, str]], want: Want | None) -> tuple[list[Node], list[Usage]]:
+    def alike(self, parts: Sequence[tuple[Term, Scope, str]], want: Want | None) -> tuple[list[Node], list[Usage]]:
         """Check parts that must have one type: the wanted one, or that of the first part that has one of its own."""
         first = 0
         done: dict[int, Checked] = {}
@@ -460,77 +330,6 @@ class _Checker:
             done[first] = self.check(term, scope)
             want = Want(done[first][0].type, label, term.span)
         rest = [i for i in range(len(parts)) if i not in done]
-        found = _each(lambda part=parts[i]: self.check(part[0], part[1], want) for i in rest)
+        found = each(lambda part=parts[i]: self.check(part[0], part[1], want) for i in rest)
         done |= dict(zip(rest, found, strict=True))
         return [done[i][0] for i in range(len(parts))], [done[i][1] for i in range(len(parts))]
-
-
-def _at(span: Span | None) -> str:
-    return "" if span is None else f" ({span})"
-
-
-def _variable_of(term: Term) -> str | None:
-    """The variable that a term is, perhaps behind projections."""
-    while isinstance(term, terms.Project):
-        term = term.operand
-    return term.name if isinstance(term, terms.Variable) else None
-
-
-def _origin(term: Term, scope: Scope) -> tuple[str, list[Place]]:
-    """Words for a message, and the place, of what binds the variable that a term is; `{2}` is that place."""
-    name = _variable_of(term)
-    if name is None or scope[name].span is None:
-        return "", []
-    return f"; {name} is bound{{2}}", [(scope[name].span, f"{name} is bound here")]
-
-
-def _asked(rule: str, term: Term, want: Want | None) -> Want:
-    """The type that the surroundings ask for, which this rule needs."""
-    if want is None:
-        refuse(
-            f"{rule}-untyped",
-            f"{rule}: its type must be known from around it; nothing around this{{0}} tells it; write `(… as type)`",
-            (term.span, "of which type?"),
-        )
-    return want
-
-
-def _dictionary_want(term: Term, want: Want | None) -> tuple[Want | None, Want | None]:
-    """What is asked of the keys and of the values of a dictionary."""
-    if want is None:
-        return None, None
-    if not isinstance(want.type, types.Dictionary):
-        refuse(
-            "dictionary-type",
-            f"dictionary: a dictionary{{0}} has a type `key => value`; {want.reason}{{1}} asks for {want.type}",
-            (term.span, "a dictionary"),
-            (want.span, f"asks for {want.type}"),
-        )
-    key, value = want.type.key, want.type.value
-    return Want(key, f"a key of {want.reason}", want.span), Want(value, f"a value of {want.reason}", want.span)
-
-
-def _parts(parts: Sequence[tuple[Term, Scope, str]], usages: Sequence[Usage]) -> list[Part]:
-    return [Part(usage, label, term.span) for (term, _, label), usage in zip(parts, usages, strict=True)]
-
-
-def _components(node: Node) -> tuple[Node, ...]:
-    """The components of a product; those of a tuple are there already."""
-    if isinstance(node, core.Tuple):
-        return node.components
-    assert isinstance(node.type, types.Product)
-    return tuple(make(core.Project, part, node, i, span=node.span) for i, part in enumerate(node.type.parts))
-
-
-def _each(checks: Iterable[Callable[[], T]]) -> list[T]:
-    """Do all checks, and raise what all of them found."""
-    done: list[T] = []
-    found: list[Diagnostic] = []
-    for one in checks:
-        try:
-            done.append(one())
-        except CajalTypeError as error:
-            found += error.diagnostics
-    if found:
-        raise CajalTypeError(found)
-    return done

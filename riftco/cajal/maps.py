@@ -216,6 +216,29 @@ class MultilinearMap:
             found.append((np.array(coordinates, np.int64), inner))
         return found
 
+    def factors(self, limit: int = MAX_DENSE) -> tuple[np.ndarray, ...]:
+        """The map as a sum of products, one for each coefficient: y = Σ over r of c[r] · (a1[r] · x1) · … .
+
+        Args:
+            limit: the most elements of one factor.
+
+        Returns:
+            A matrix [nnz, width] for each axis, output first; the output's rows hold the coefficients, the others 1s.
+
+        Raises:
+            CajalLoweringError: a factor would have more than `limit` elements.
+        """
+        if (size := self.nnz * max(self.shape)) > limit:
+            raise CajalLoweringError(
+                f"MultilinearMap.factors: at most {limit} elements are allowed; {size} are needed; pass limit="
+            )
+        found = []
+        for axis, width in enumerate(self.shape):
+            factor = np.zeros((self.nnz, width), self.values.dtype)
+            factor[np.arange(self.nnz), self.indices[:, axis]] = 1 if axis else self.values
+            found.append(factor)
+        return tuple(found)
+
     def mode_ranks(self) -> tuple[int, ...]:
         """The exact rank of the unfolding along each axis, output first."""
         return tuple(rank(self.indices, self.values, axis) for axis in range(len(self.shape)))
