@@ -43,6 +43,9 @@ class Pages:
         size: N, tokens in a page.
         digest: `(digest of the page before, tokens) -> bytes`; tests make it collide.
 
+    Attributes:
+        gains: how often pages were given back or indexed: what could not be had before may be had when it has grown.
+
     Raises:
         ConfigError: for a count or a size below 1.
     """
@@ -52,6 +55,7 @@ class Pages:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"Pages: {name} must be an integer of at least 1; got {value!r}.")
         self.count, self.size, self._digest = count, size, digest
+        self.gains = 0
         self._free = list(range(count - 1, -1, -1))  # the lowest is taken first
         self._holders = [0] * count
         self._index: dict[bytes, Entry] = {}
@@ -108,6 +112,7 @@ class Pages:
 
     def release(self, pages: Sequence[int]) -> None:
         """Give up one hold on each page; a page that nobody holds any more is cached if indexed, else free."""
+        self.gains += 1
         for page in reversed(pages):  # the end of a prefix is of use to fewer, so it is evicted before the beginning
             if self._holders[page] < 1:
                 raise RuntimeError(f"Pages: page {page} is released more often than it was acquired.")
@@ -128,6 +133,7 @@ class Pages:
             pages: the request's pages from the first on.
             scope: what else their contents depend on.
         """
+        self.gains += 1
         key = _root(scope)
         for number in range(len(tokens) // self.size):
             held, before = tuple(tokens[number * self.size : (number + 1) * self.size]), key

@@ -56,6 +56,7 @@ class Scheduler:
         self.guesses, self._copy = guesses, copy
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # the oldest first
+        self._refused: tuple[Sequence, int] | None = None
         self.preemptions = self.prompt_tokens = self.cached_tokens = 0
 
     def remove(self, sequence: Sequence) -> None:
@@ -73,7 +74,10 @@ class Scheduler:
             first = sequence.answer.sequences[0]
             if sequence is not first and first in self.running and first.computed < first.prefill_end:
                 return  # its prompt is being computed already; the pages will be shared
+            if self._refused == (sequence, self.pages.gains):
+                return  # nothing has become free since
             if not self._place(sequence, first):
+                self._refused = sequence, self.pages.gains
                 return
             self.running.append(self.waiting.popleft())
 
