@@ -91,3 +91,11 @@ def test_files(tmp_path, capsys):
     empty.write_bytes(b"\xff\xfe")
     status, _, err = run(capsys, "check", str(empty))
     assert status == 1 and "UTF-8" in err
+
+
+def test_the_definition_can_come_from_the_environment_or_a_file(program, tmp_path, capsys, monkeypatch):
+    config = tmp_path / "config.yaml"
+    config.write_text("def: pick\n")
+    assert run(capsys, "show", program, "--config", str(config))[1].startswith("def pick")
+    monkeypatch.setenv("RIFTCO_DEF", "swap")
+    assert run(capsys, "show", program, "--config", str(config))[1].startswith("def swap")
