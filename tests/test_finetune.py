@@ -259,6 +259,9 @@ def test_merging_gives_one_model_that_answers_alike(runs, tmp_path, capsys):
         assert summary["artifact_id"] == manifest["artifact_id"]
         assert manifest["fingerprints"]["merged_adapter"] == summary["adapter"]
         difference = summary["logit_difference"]
+        recorded = json.loads((out / "merge.json").read_text()) if difference else {}
+        assert recorded == ({"artifact_id": summary["artifact_id"], **difference} if difference else {})
+        assert bundle.verify(out)["artifact_id"] == summary["artifact_id"]
         assert set(difference) == ({"packed_base_with_adapters", "base_with_adapters"} if method == "qlora" else set())
         if method == "qlora":
             assert (

@@ -5,9 +5,14 @@ import os
 from pathlib import Path
 
 from riftco import bundle
+from riftco.bundle.manifest import pretty_json
 from riftco.errors import BundleError
+from riftco.files import replace_file
 from riftco.tune.bases import PACKED, adapter_identity, find_adapter, load_adapter, load_base, trained_beside
 from riftco.tune.merging import LogitDifference, logit_difference, merge
+
+RECORD = "merge.json"
+"""What merging measured; no part of the bundle's identity."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +43,8 @@ def merge_to_bundle(
 
     Weights keep the dtype that the base is stored in. Adapters that were trained beside 4 bits are merged onto those
     numbers decoded; the result says how far its logits are from the packed base with adapters, and, where the base is
-    plain, from the base itself with them. The bundle does not: a measurement's last digits are the machine's, and equal
-    weights would have several identities.
+    plain, from the base itself with them. `merge.json` beside the bundle's files records it, and no digest does: a
+    measurement's last digits are the machine's, and equal weights would have several identities.
 
     Args:
         model: the base; or, for such adapters, the packed base.
@@ -81,4 +86,7 @@ def merge_to_bundle(
         target, params, base.config, base.tokenizer, stage="merge", parent=base.identity, fingerprints=fingerprints,
         generation=base.generation, chat_template=template, force=force,
     )  # fmt: skip
+    if differences:
+        record = {"artifact_id": artifact_id, **{name: values._asdict() for name, values in differences.items()}}
+        replace_file(target / RECORD, pretty_json(record))
     return Merged(artifact_id, base.identity, identity, differences)
