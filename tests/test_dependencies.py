@@ -58,11 +58,12 @@ def test_the_extras_bring_what_the_tests_and_the_races_import():
         "torch",
         "transformers",
         "bitsandbytes",
+        "peft",
         "flax",
     }
     assert plugins <= EXTRAS["test"] and "-n auto" in OPTIONS
     assert imported(ROOT / "riftco") - RUNTIME <= EXTRAS["test"] | EXTRAS["parity"] | EXTRAS["flax"]
-    assert {"torch", "transformers", "bitsandbytes"} <= EXTRAS["parity"]
+    assert {"torch", "transformers", "bitsandbytes", "peft"} <= EXTRAS["parity"]
 
 
 @pytest.mark.parametrize(("race", "peer"), [("train", "optax"), ("tokenizer", "tokenizers")])
