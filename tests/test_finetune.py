@@ -24,6 +24,7 @@ from riftco.tune import finetuning, objectives
 from riftco.tune.bases import load_adapter, load_base
 from riftco.tune.merged import merge_to_bundle
 from tests import tuning_program
+from tests.training_program import environment
 from tests.tuning_program import CONFIG, KINDS, ROWS, TOKENIZER, compilation, make, prepare, write
 
 FLAGS = ("--batch-size 4 --learning-rate 1e-2 --lr-schedule constant --seed 3 --save-every 2 --steps-per-eval 4 "
@@ -203,14 +204,18 @@ def test_another_base_method_or_data_is_refused_by_name(runs, tmp_path, capsys):
     assert sorted(p.name for p in run.iterdir()) == sorted(p.name for p in (runs / "qlora").iterdir())
 
 
-def start(place: Path, run: Path, kind: str) -> subprocess.Popen:
+def start(place: Path, run: Path, kind: str) -> subprocess.Popen[str]:
     words = [word for key, value in KINDS[kind].items() for word in flag(key, value)]
     code = "import sys, time; from riftco.cli import main; sys.exit(main(sys.argv[1:]))"
     rows = "pairs" if kind == "dpo" else "examples"
     command = [sys.executable, "-c", code, "finetune", "--model", place / "base", "--data", place / rows, *words,
                "--max-steps", "60", "--out-dir", run, "--resume", "auto", *FLAGS]  # fmt: skip
     return subprocess.Popen(
-        [str(word) for word in command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [str(word) for word in command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(place / "compiled"),
     )
 
 
