@@ -4,7 +4,8 @@
     python experiments/kernels_hardware.py --target gpu --compile h200       # no device: only compile all of it
     python experiments/kernels_hardware.py --target gpu --dry-run            # no device: tiny checks by interpreters
 
-One command, at most eight minutes on one H200 (`--budget`, in seconds; what the budget cut off is named). On a GPU it
+One command, meant for eight minutes on one H200 and not yet run on one. Times stop being taken after `--budget` seconds
+(what that cuts off is named); the checks before them, and a case that has begun, run to their end. On a GPU it
 first writes XLA's description of it beside the JSON, which `riftco.targets.nvidia_from_file` compiles for. A time is
 the median of several loops on the device in which each call feeds the next, divided by the calls, so that launching
 costs nothing; a failed case is a line of the table, not the end of the run. Exits 1 if a check failed.
