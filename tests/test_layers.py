@@ -14,11 +14,11 @@ ROOT = Path(riftco.__file__).parent
 
 # The longest prefix decides. A module imports only modules of its own layer (without cycles between packages) or below.
 LAYERS = {
-    0: ("errors", "files", "types", "tree", "_compat"),
+    0: ("errors", "files", "types", "tree", "backend", "_compat"),
     1: ("oracle", "cajal", "analysis"),
     2: ("autodiff", "pallas"),
     3: ("ops",),
-    4: ("layers", "optim", "data", "tokenizers", "sampling", "cajal.lowering", "backend", "targets"),
+    4: ("layers", "optim", "data", "tokenizers", "sampling", "cajal.lowering", "targets"),
     5: ("models", "checkpoints", "bundle"),
     6: ("train", "serve", "generation", "interchange", "report", "charts", "gradcheck"),
     7: ("tune", "aot"),
