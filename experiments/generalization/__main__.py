@@ -28,14 +28,14 @@ from riftco.data import compositions
 
 SCALES = {
     "quick": Scale(2, 64, 128, 400, 100_000, 40, 64, 12, 8),
-    "full": Scale(3, 128, 128, 512, 1_000_000, 1500, 4000, 800, 16),
+    "full": Scale(3, 128, 128, 512, 1_000_000, 1500, 4000, 500, 16),
 }
 RANKS = {"quick": (1, 2), "full": (1, 2, 4, 8, 16)}
 
 
 def candidates(profile: str) -> list[protocol.Candidate]:
     """Every candidate of a profile, in the order in which ties are broken: lower ranks and rates first."""
-    rates = {"full": (5e-4, 1e-3), "adapters": (1e-3, 3e-3)}
+    rates = {"full": (5e-4, 1e-3), "adapters": (3e-3,)}
     if profile == "quick":
         rates = {"full": (1e-3,), "adapters": (3e-3,)}
     made = [protocol.Candidate(f"full lr {rate:g}", "full", rate) for rate in rates["full"]]

@@ -73,7 +73,7 @@ def markdown(report: dict[str, Any]) -> str:
     ranks = [c for c in about["candidates"] if c["method"] == "lora"]
     lines += [
         "",
-        "## Rank sweep (LoRA, alpha = 2 × rank, the better rate of each)",
+        "## Rank sweep (LoRA, alpha = 2 × rank, the best rate of each)",
         "",
         "| Rank | Rate | Validation loss | Exact |",
         "|---|---|---|---|",
