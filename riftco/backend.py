@@ -28,6 +28,11 @@ CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 _GOOGLE = "0x1ae0"  # the PCI vendor of TPUs; other accelerators of that vendor have no libtpu beside them
 
 
+def canonical(platform: str) -> str:
+    """Our name of a platform that jax may name otherwise."""
+    return _DEVICE_OF.get(platform.lower(), platform.lower())
+
+
 def missing(device: str) -> str | None:
     """Why a device cannot be used here, as half a sentence; None where plugin and chip are both there.
 
@@ -77,7 +82,7 @@ def choose(device: str = "auto") -> str:
         raise ConfigError(f"device: the name must be one of {', '.join(DEVICES)}; got {device!r}")
     if device == "auto":
         asked = os.environ.get("JAX_PLATFORMS", "").split(",")[0].strip().lower()
-        asked = _DEVICE_OF.get(asked, asked)
+        asked = canonical(asked)
         if asked and asked not in DEVICES[1:]:
             raise ConfigError(
                 f"device: JAX_PLATFORMS must begin with one of {', '.join(DEVICES[1:])}, which riftco runs on; got "
@@ -120,7 +125,7 @@ def select(device: str = "auto") -> str:
         raise BackendError(
             f"device: {chosen} did not start, and {asked}; {reason}; use --device cpu to go on without it"
         ) from error
-    running = _DEVICE_OF.get(running.lower(), running.lower())
+    running = canonical(running)
     if running != chosen:
         raise BackendError(
             f"device: {chosen} was asked for; jax already runs on {running} in this process; start a new process"

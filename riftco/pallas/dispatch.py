@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from riftco import _compat
+from riftco import _compat, backend
 from riftco.errors import ConfigError, UnsupportedError
 from riftco.pallas.core.visibility import Visibility
 from riftco.pallas.folding import folding_vmap, joined, one_by_one, parted, rows_folding_vmap
@@ -42,8 +42,6 @@ PLATFORM = {"pallas_tpu": "tpu", "pallas_triton": "cuda", "pallas_mosaic_gpu": "
 # been measured by us on hardware.
 PREFERENCES = {"tpu": ("pallas_tpu",), "cuda": ("pallas_triton",)}
 
-
-_ALIASES = {"gpu": "cuda", "mps": "metal"}  # jax's other names of platforms
 
 # One query at a time has no masked half to skip, and nothing to gain from blocks.
 BLOCKWISE_QUERIES = 32
@@ -84,8 +82,7 @@ def target(platform: str, kind: str = "") -> Generator[Target, None, None]:
 
 
 def _device(platform: str, kind: str) -> Target:
-    name = platform.lower()
-    return Target(_ALIASES.get(name, name), kind)
+    return Target(backend.canonical(platform), kind)
 
 
 def current_target(*arrays: Any) -> Target:
