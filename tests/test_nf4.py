@@ -312,7 +312,7 @@ def test_implementations_are_chosen_or_refused(case):
 def test_none_takes_the_kernel_of_the_device_that_a_trace_is_for(case):
     x, q, _ = case
     odd = ops.quantize_nf4(np.ones((3, 5), np.float32))
-    for platform, kind in (("tpu", "TPU v5e"), ("cuda", "NVIDIA H200")):
+    for platform, kind in (("tpu", "TPU v5 lite"), ("cuda", "NVIDIA H200")):
         with dispatch.target(platform, kind):
             assert "pallas_call" in str(jax.make_jaxpr(ops.nf4_linear)(x, q))
             # Blocks that cross rows: no kernel has them, and None says nothing about it.
