@@ -117,6 +117,26 @@ def new_directory(destination: str | os.PathLike[str], *, replace: bool = False)
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def read_small(path: str | os.PathLike[str], most: int = 1 << 28) -> bytes:
+    """The content of a file that comes with a model: a real file, of bounded size.
+
+    Args:
+        path: the file.
+        most: bytes that it may have.
+
+    Raises:
+        ValueError: it is a device or a pipe, or too large. OSError: it cannot be read.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise ValueError("a plain file is required; it is not one")
+    with open(path, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"at most {most} bytes are read; it has more")
+    return data
+
+
 class Line(NamedTuple):
     """One line of a JSON-lines file."""
 

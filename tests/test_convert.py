@@ -372,3 +372,33 @@ def test_converting_takes_little_memory(tmp_path):
 
 # What the tests above patch must be what conversions call.
 assert conversion.huggingface is huggingface and conversion.onnx_graph is onnx_graph
+
+
+def test_force_replaces_neither_the_source_nor_what_is_no_conversions(saved, tmp_path):
+    source = tmp_path / "model"
+    shutil.copytree(saved("gpt2"), source)
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    run = tmp_path / "run"
+    shutil.copytree(source, run / "final")
+    for given, target in ((source, source), (run, run), (run / "final", run)):
+        with pytest.raises(BundleError, match="must not replace what it is made of"):
+            interchange.convert(given, target, to="gguf", force=True)
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+    for to in ("gguf", "onnx", "hf"):
+        made = tmp_path / to
+        interchange.convert(source, made, to=to, verify=False)
+        (made / "thesis.txt").write_text("years of work")
+        with pytest.raises(BundleError, match=r"holds thesis\.txt besides"):
+            interchange.convert(source, made, to="gguf", verify=False, force=True)
+        assert (made / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_configuration_of_absurd_size_is_refused_at_once(saved, tmp_path):
+    source = tmp_path / "model"
+    shutil.copytree(saved("qwen3"), source)
+    (source / "riftco.json").unlink()
+    values = json.loads((source / "config.json").read_text())
+    values.pop("layer_types", None)
+    (source / "config.json").write_text(json.dumps({**values, "num_hidden_layers": 10**9}))
+    with pytest.raises(ConfigError, match="layers must be at most"):
+        interchange.load(source)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from riftco.files import json_lines, new_directory, new_file, replace_file
+from riftco.files import json_lines, new_directory, new_file, read_small, replace_file
 
 
 def _full(*_: object) -> None:
@@ -119,3 +119,13 @@ def test_a_long_file_appears_whole_or_not_at_all_and_takes_no_others_place(tmp_p
         late.with_name("late2.bin").write_bytes(b"mine")
     assert error.value.filename == str(late.with_name("late2.bin"))
     assert sorted(os.listdir(tmp_path / "sub")) == ["a.bin", "late.bin", "late2.bin", "no_links.bin"]
+
+
+def test_a_device_is_not_read_as_a_small_file(tmp_path):
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="plain file"):
+        read_small(tmp_path / "endless")
+    (tmp_path / "long").write_bytes(bytes(11))
+    with pytest.raises(ValueError, match="at most 10 bytes"):
+        read_small(tmp_path / "long", most=10)
+    assert read_small(tmp_path / "long", most=11) == bytes(11)

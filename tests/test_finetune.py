@@ -65,9 +65,8 @@ def runs(place):
     """A run of each method through the command line, to be copied and never changed."""
     for method in ("full", "lora", "qlora"):
         words = ["finetune", "--model", place / "base", "--data", place / "examples", "--method", method]
-        assert (
-            main([str(w) for w in (*words, "--max-steps", 5, "--lora-r", 3, "--out-dir", place / method, *FLAGS)]) == 0
-        )
+        words += [] if method == "full" else ["--lora-r", 3]
+        assert main([str(w) for w in (*words, "--max-steps", 5, "--out-dir", place / method, *FLAGS)]) == 0
     return place
 
 
@@ -202,6 +201,26 @@ def test_another_base_method_or_data_is_refused_by_name(runs, tmp_path, capsys):
     done = command(capsys, "finetune", *flags, "--max-steps", 5, "--out-dir", run, "--resume", "auto", *FLAGS)
     assert done["reason"] == "already_finished"
     assert sorted(p.name for p in run.iterdir()) == sorted(p.name for p in (runs / "qlora").iterdir())
+
+
+def test_a_run_does_not_replace_what_it_is_made_of(runs, tmp_path, capsys):
+    base = Path(shutil.copytree(runs / "base", tmp_path / "here" / "base"))
+    data = Path(shutil.copytree(runs / "examples", tmp_path / "there" / "rows"))
+    words = ["finetune", "--model", base, "--data", data, "--max-steps", 1, "--force"]
+    for out in (base, base.parent, data, data.parent):
+        assert "must not replace what it is made of" in refused(capsys, *words, "--out-dir", out)
+    assert sorted(p.name for p in base.iterdir()) == sorted(p.name for p in (runs / "base").iterdir())
+
+
+def test_options_that_would_change_nothing_are_refused(runs, capsys):
+    words = ["finetune", "--model", runs / "base", "--data", runs / "examples", "--out-dir", runs / "none"]
+    for more, said in (
+        (("--method", "full", "--lora-r", 4), "--lora-r is for --method lora and qlora; got it with full"),
+        (("--method", "lora", "--block-size", 32), "--block-size is for --method qlora"),
+        (("--beta", 0.2), "--beta is for --objective dpo; got it with sft"),
+    ):
+        assert said in refused(capsys, *words, *more)
+    assert not (runs / "none").exists()
 
 
 def start(place: Path, run: Path, kind: str) -> subprocess.Popen[str]:

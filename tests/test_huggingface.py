@@ -422,7 +422,10 @@ def test_weights_are_cast_as_they_are_written(tmp_path):
     [
         (lambda place: None, "must exist; it does not"),
         (lambda place: place.write_text("x"), "must be a directory or end in .gguf"),
-        (lambda place: place.mkdir(), "holds neither riftco.json, config.json, final/, riftco_onnx.json nor one .gguf file"),
+        (
+            lambda place: place.mkdir(),
+            "holds neither riftco.json, config.json, final/, riftco_onnx.json nor one .gguf file",
+        ),
         (lambda place: (place / "checkpoints").mkdir(parents=True), "a run that has not finished"),
     ],
     ids=["nothing", "file", "empty", "unfinished"],

@@ -1,6 +1,7 @@
 """Where a bundle may be written: nowhere that holds anything else."""
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,8 +34,48 @@ def published(destination: Path, *, force: bool, marker: str = MANIFEST, what: s
             raise BundleError(
                 f"{who}: force replaces only {what}; {destination} holds no {marker}; choose another path"
             )
+        if others := _others(destination, marker):
+            raise BundleError(
+                f"{who}: force replaces only {what}; {destination} holds {others[0]} besides; choose another path, or "
+                "move it"
+            )
     try:
         with new_directory(destination, replace=force) as fresh:
             yield fresh
     except OSError as error:
         raise BundleError(f"{who}: {destination} cannot be written: {error.strerror}") from error
+
+
+def keep_source(who: str, target: str | os.PathLike[str], source: str | os.PathLike[str]) -> None:
+    """Refuse a destination that would replace what it is made of.
+
+    Args:
+        who: for the message.
+        target: what is to be written.
+        source: what is read; a directory or a file.
+
+    Raises:
+        BundleError: the source is the target, or lies in it.
+    """
+    target, source = Path(os.path.realpath(target)), Path(os.path.realpath(source))
+    if target == source or target in source.parents:
+        raise BundleError(
+            f"{who}: the result must not replace what it is made of; {target} holds it; choose another --out-dir"
+        )
+
+
+def _others(destination: Path, marker: str) -> list[str]:
+    """What a directory holds that is not of the thing that its marker says it is."""
+    own = {marker, *_WRITTEN_BESIDE}
+    if marker.endswith(".json") and (destination / marker).is_file():
+        try:
+            listed = json.loads((destination / marker).read_bytes())
+        except ValueError:
+            listed = {}
+        # A list that cannot be read vouches for nothing, and a damaged bundle is there to be replaced.
+        files = listed.get("files") if isinstance(listed, dict) else None
+        own |= set(files) if isinstance(files, dict) else {path.name for path in destination.iterdir()}
+    return sorted(path.name for path in destination.iterdir() if path.name not in own)
+
+
+_WRITTEN_BESIDE = ("merge.json",)  # by riftco merge: a record, not a part of the bundle

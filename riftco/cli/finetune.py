@@ -16,6 +16,15 @@ from riftco.cli.verbs import Action
 _TUNING, _TRAINING, _RUN = "tuning", "training", "run"
 _RATES = {"full": 5e-5, "lora": 2e-4, "qlora": 2e-4}
 _SAMPLE_TOKENS = 128
+# Options that do nothing elsewhere: name -> (the option that decides, its values with which they do something).
+_BELONGS = {
+    **dict.fromkeys(
+        ("lora_r", "lora_alpha", "lora_dropout", "rslora", "target_modules"), ("method", ("lora", "qlora"))
+    ),
+    **dict.fromkeys(("block_size", "double_quant"), ("method", ("qlora",))),
+    "beta": ("objective", ("dpo",)),
+    **dict.fromkeys(("packing", "loss_on"), ("objective", ("sft",))),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,16 +78,19 @@ def run(options: FinetuneOptions, console: Console) -> dict[str, Any]:
     """Model, examples, training, the bundle or the adapters, a sample, the report."""
     if not options.data:
         raise UsageError("--data is required: a .jsonl file of examples, or a directory with train.jsonl")
+    _refuse_idle(options)
     path = models.require(options.model)
     backend.choose(options.device)
     from riftco import train, tune
+    from riftco.bundle.directories import keep_source
     from riftco.interchange.loading import locate
     from riftco.tune import bases, finetuning
 
     tuning = finetuning.TuneConfig(
         **{field.name: getattr(options, field.name) for field in dataclasses.fields(finetuning.TuneConfig)}
     )
-    locate(path)
+    keep_source("finetune", options.out_dir, locate(path)[0])
+    keep_source("finetune", options.out_dir, options.data)
     rate = _RATES[options.method] * (0.1 if options.objective == "dpo" else 1.0)
     rate = rate if options.learning_rate is None else options.learning_rate
     training = train_config(options, None, learning_rate=rate, dropout=options.dropout)
@@ -103,6 +115,17 @@ def run(options: FinetuneOptions, console: Console) -> dict[str, Any]:
         console.note(f"{prepared.objective.trained_count():,} scalars are trained, in adapters")
     result = _fit(options, training, base, prepared, console)
     return _finish(options, result, base, prepared, splits, console)
+
+
+def _refuse_idle(options: FinetuneOptions) -> None:
+    """An option that would change nothing is a mistake about what is being done."""
+    defaults = {field.name: field.default for field in dataclasses.fields(FinetuneOptions)}
+    for name, (decides, values) in _BELONGS.items():
+        if getattr(options, name) != defaults[name] and getattr(options, decides) not in values:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for --{decides} {' and '.join(values)}; got it with "
+                f"{getattr(options, decides)}; leave it out"
+            )
 
 
 def _examples(path: str, console: Console) -> dict[str, Any]:

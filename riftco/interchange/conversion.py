@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from riftco import bundle, ops
-from riftco.bundle.directories import published
+from riftco.bundle.directories import keep_source, published
 from riftco.bundle.manifest import MANIFEST, read_manifest
 from riftco.bundle.packed import QUANTIZATION
 from riftco.bundle.reading import Bundle
@@ -101,6 +101,7 @@ def convert(
     _check_options(to, dtype, type, opset)
     place, kind = locate(source)
     target = Path(os.path.abspath(destination))
+    keep_source("convert", target, place)
     is_empty = target.is_dir() and not any(target.iterdir())
     marker = next((name for name in _MARKERS.values() if (target / name).is_file()), _MARKERS[to])
     notes: list[str] = []

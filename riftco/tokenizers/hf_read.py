@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from riftco.errors import TokenizerError
+from riftco.files import read_small
 from riftco.tokenizers import byte_level
 from riftco.tokenizers.added import AddedToken
 from riftco.tokenizers.base import Tokenizer
@@ -42,7 +43,7 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(read_small(file).decode())
     except OSError as error:
         raise TokenizerError(f"{file}: a readable tokenizer file is required; {error.strerror}") from error
     except ValueError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from riftco.errors import TokenizerError
+from riftco.files import read_small
 from riftco.tokenizers.base import Tokenizer
 from riftco.tokenizers.bpe import BPETokenizer
 from riftco.tokenizers.byte import ByteTokenizer
@@ -89,10 +90,10 @@ def read_chat_template(directory: str | os.PathLike[str]) -> str | None:
     place = Path(directory)
     file = place / "chat_template.jinja"
     try:
-        if file.is_file():
-            return file.read_bytes().decode()
+        if file.exists():
+            return read_small(file).decode()
         for file in (place / "chat_template.json", place / "tokenizer_config.json"):
-            content = json.loads(file.read_bytes()) if file.is_file() else {}
+            content = json.loads(read_small(file)) if file.exists() else {}
             stored = content.get("chat_template") if isinstance(content, dict) else None
             if isinstance(stored, list):
                 named = {entry.get("name"): entry.get("template") for entry in stored if isinstance(entry, dict)}

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from riftco import bundle
+from riftco.bundle.directories import keep_source
 from riftco.bundle.manifest import pretty_json
 from riftco.errors import BundleError
 from riftco.files import replace_file
@@ -59,11 +60,7 @@ def merge_to_bundle(
     place, target = find_adapter(adapter), Path(os.path.abspath(directory))
     base = load_base(model, dtype="stored")
     for source in (base.path, place):
-        source = Path(os.path.abspath(source))
-        if target == source or target in source.parents:
-            raise BundleError(
-                f"merge: the result must not replace what it is made of; {target} holds it; choose another"
-            )
+        keep_source("merge", target, source)
     if os.path.lexists(target) and not force:
         raise BundleError(
             f"merge: {target} must not exist; it does; choose another --out-dir, or replace it with --force"
