@@ -1,18 +1,28 @@
 """Files and directories that appear whole or not at all, and files of one JSON object a line.
 
 What is written is made aside, flushed to the disk, renamed into place, and the rename made durable; whatever fails on
-the way leaves the place as it was and nothing beside it. Errors name the place, not the temporary file.
+the way leaves the place as it was and nothing beside it. Errors name the place, not the temporary file. A process that
+is killed cannot clean up: what it left is removed by the next one that writes to the same place.
 """
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+
+try:
+    import fcntl
+except ImportError:  # no locks: what the killed leave then stays
+    fcntl = None
+
+_SECONDS_TO_LOCK = 60  # so old is something made aside before it can be taken for left over
 
 
 def replace_file(path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -63,8 +73,9 @@ def new_file(path: str | os.PathLike[str], *, replace: bool = False) -> Iterator
     aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_left_over(target)
         try:
-            with open(aside, "x+b") as file:
+            with open(aside, "x+b") as file, _locked(aside):
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -99,8 +110,10 @@ def new_directory(destination: str | os.PathLike[str], *, replace: bool = False)
     fresh, old = aside / "new", aside / "old"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_left_over(target)
         fresh.mkdir(parents=True)
-        yield fresh
+        with _locked(aside):
+            yield fresh
         for path in sorted(fresh.rglob("*")):
             _flush(path)
         _flush(fresh)
@@ -156,6 +169,43 @@ def json_lines(path: str | os.PathLike[str]) -> list[Line]:
     # Not splitlines(): a JSON string may hold U+2028 and its like as they are.
     texts = path.read_bytes().decode("utf-8", errors="replace").split("\n")
     return [Line(number, _object(text), number < len(texts)) for number, text in enumerate(texts, 1) if text.strip()]
+
+
+@contextlib.contextmanager
+def _locked(aside: Path) -> Iterator[None]:
+    """While the block runs, others can see that what is made aside has a living owner."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(aside, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _remove_left_over(target: Path) -> None:
+    """Remove what killed processes made aside for this place, and put back what they had set aside of it."""
+    if fcntl is None:
+        return
+    for aside in target.parent.glob(f".{glob.escape(target.name)}.????????.tmp"):
+        try:
+            handle = os.open(aside, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - os.fstat(handle).st_mtime < _SECONDS_TO_LOCK:
+                continue
+            if (aside / "old").exists() and not target.exists():  # killed between the two renames
+                os.rename(aside / "old", target)
+            shutil.rmtree(aside) if aside.is_dir() else aside.unlink(missing_ok=True)
+        except OSError:  # somebody's, or not ours to remove
+            continue
+        finally:
+            os.close(handle)
 
 
 def _publish(aside: Path, target: Path, replace: bool) -> None:

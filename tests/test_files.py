@@ -129,3 +129,49 @@ def test_a_device_is_not_read_as_a_small_file(tmp_path):
     with pytest.raises(ValueError, match="at most 10 bytes"):
         read_small(tmp_path / "long", most=10)
     assert read_small(tmp_path / "long", most=11) == bytes(11)
+
+
+def _aged(path):
+    os.utime(path, (1e9, 1e9))
+    return path
+
+
+def test_what_a_killed_process_left_aside_goes_when_the_place_is_written_again(tmp_path):
+    target = tmp_path / "model"
+    (tmp_path / ".model.0badf00d.tmp" / "new").mkdir(parents=True)
+    (tmp_path / ".model.0badf00d.tmp" / "new" / "weights").write_bytes(bytes(9))
+    _aged(tmp_path / ".model.0badf00d.tmp")
+    (tmp_path / ".model.00000001.tmp" / "new").mkdir(parents=True)  # young: its owner may be about to lock it
+    (tmp_path / ".models.0badf00d.tmp").mkdir()  # of another place
+    _aged(tmp_path / ".models.0badf00d.tmp")
+    with new_directory(target) as fresh:
+        (fresh / "a").write_text("a")
+    assert sorted(os.listdir(tmp_path)) == [".model.00000001.tmp", ".models.0badf00d.tmp", "model"]
+    _aged(tmp_path / ".model.00000001.tmp").rename(tmp_path / ".m.gguf.00000001.tmp")
+    (tmp_path / ".m.gguf.00000002.tmp").write_bytes(bytes(9))
+    _aged(tmp_path / ".m.gguf.00000002.tmp")
+    with new_file(tmp_path / "m.gguf") as file:
+        file.write(b"x")
+    assert sorted(os.listdir(tmp_path)) == [".models.0badf00d.tmp", "m.gguf", "model"]
+
+
+def test_what_is_being_written_is_nobodys_to_remove(tmp_path):
+    target = tmp_path / "model"
+    with new_directory(target) as first:
+        aside = _aged(first.parent)
+        with new_directory(target) as second:
+            (second / "a").write_text("second")
+        assert aside.is_dir()
+        (first / "a").write_text("first")
+        target.joinpath("a").unlink()
+    assert (target / "a").read_text() == "first" and os.listdir(tmp_path) == ["model"]
+
+
+def test_what_was_set_aside_comes_back_when_a_process_was_killed_between_two_renames(tmp_path):
+    target, aside = tmp_path / "model", tmp_path / ".model.0badf00d.tmp"
+    (aside / "old").mkdir(parents=True)
+    (aside / "old" / "a").write_text("mine")
+    _aged(aside)
+    with pytest.raises(OSError), new_directory(target) as fresh:
+        (fresh / "a").write_text("new")
+    assert (target / "a").read_text() == "mine" and os.listdir(tmp_path) == ["model"]
