@@ -402,3 +402,10 @@ def test_a_configuration_of_absurd_size_is_refused_at_once(saved, tmp_path):
     (source / "config.json").write_text(json.dumps({**values, "num_hidden_layers": 10**9}))
     with pytest.raises(ConfigError, match="layers must be at most"):
         interchange.load(source)
+
+
+def test_an_adapter_is_no_model_to_convert(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "riftco.json").write_text("{}")
+    with pytest.raises(BundleError, match="this is an adapter; merge it first"):
+        interchange.convert(tmp_path, tmp_path / "out", to="gguf")

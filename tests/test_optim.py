@@ -601,3 +601,8 @@ def test_add_scaled_sums_in_the_total(rng):
     assert total["a"].dtype == jnp.float32
     np.testing.assert_array_equal(total["a"], 1.5)
     np.testing.assert_array_equal(total["b"], 3.0)
+
+
+def test_a_rate_beyond_float32_is_refused_without_a_word_from_numpy():
+    with pytest.raises(ConfigError, match="learning_rate"):  # warnings are errors here
+        optim.adam(1e40)

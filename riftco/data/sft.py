@@ -327,8 +327,8 @@ class _Tally:
         if not report.kept:
             found = report.reasons() if report.read else "none were given"
             raise DataError(
-                f"data: at least one example with a response in {self._context} tokens is required; {found}; give rows "
-                "with answers, or a longer context (--max-seq-length)"
+                f"data: at least one example with a response in {self._context} tokens is required; {found}; give "
+                "other rows, or room for more tokens"
             )
         if report.skipped:
             warnings.warn(f"data: {report.reasons()}", stacklevel=3)

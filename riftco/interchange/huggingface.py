@@ -126,6 +126,8 @@ def read_values(place: Path) -> dict[str, Any]:
         BundleError: it is absent or not a JSON object of bounded size.
     """
     values = _read_json(place / "config.json")
+    if values is None and (place / "adapter_config.json").is_file():
+        raise BundleError(f"{place}: a whole model is required; this is an adapter; merge it first (riftco merge)")
     if values is None:
         raise BundleError(f"{place}: a model directory must contain config.json; it does not; check the path")
     return values

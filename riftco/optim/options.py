@@ -30,7 +30,11 @@ def checked_options(
     page_size: int | None,
 ) -> tuple[Options, float | None]:
     """The options and the limit on the norm, rounded; ConfigError names the first that is out of range."""
-    rounded = lambda number: float(np.float32(number))
+
+    def rounded(number: float) -> float:
+        with np.errstate(over="ignore"):  # infinity is what the rules below refuse
+            return float(np.float32(number))
+
     rules = [
         ("b1", b1, "in [0, 1) in float32", 0.0 <= rounded(b1) < 1.0),
         ("b2", b2, "in [0, 1) in float32", 0.0 <= rounded(b2) < 1.0),
