@@ -107,7 +107,9 @@ def find_adapter(path: str | os.PathLike[str]) -> Path:
     if not place.exists():
         raise BundleError(f"adapter: {place} must exist; it does not; give a run directory, its final/, or a PEFT one")
     if any((candidate / bundle.MANIFEST).is_file() for candidate in (place, place / "final")):
-        raise BundleError(f"adapter: {place} must hold adapters; it holds a whole model, which needs none; use it as the model")
+        raise BundleError(
+            f"adapter: {place} must hold adapters; it holds a whole model, which needs none; use it as the model"
+        )
     if (place / "metrics.jsonl").is_file():
         raise BundleError(f"adapter: {place} is a run that has not finished; go on with riftco finetune --resume auto")
     raise BundleError(f"adapter: {place} must hold {ADAPTER_CONFIG}, or final/ with one; it holds neither; check it")
