@@ -94,6 +94,14 @@ def test_parts_over_disjoint_keys_combine(rng, parts):
         np.testing.assert_allclose(lse, np.log(total[:, 0]), atol=1e-6)
 
 
+def test_a_part_that_saw_nothing_may_hold_anything():
+    out = jnp.stack([jnp.full((2, 3), 0.5), jnp.full((2, 3), jnp.nan)])
+    lse = jnp.asarray([[0.25, -jnp.inf], [-jnp.inf, -jnp.inf]])
+    combined, total = softmax.combine(out, lse)
+    np.testing.assert_array_equal(combined, [[0.5] * 3, [0.0] * 3])
+    np.testing.assert_array_equal(total, [0.25, -np.inf])
+
+
 @pytest.mark.tiny
 def test_none_takes_an_xla_rule_on_a_cpu_and_names_are_honoured_or_refused():
     q = jnp.ones((1, 64, 2, 16))
