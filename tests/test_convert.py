@@ -18,7 +18,7 @@ import pytest
 
 from riftco import bundle, interchange, tune
 from riftco.cli import main
-from riftco.errors import BundleError, ConfigError
+from riftco.errors import BundleError, ConfigError, ShapeError
 from riftco.interchange import conversion, gguf, huggingface, onnx_graph, verification
 from riftco.models import DecoderConfig, spec, unflatten
 from riftco.tokenizers import BPETokenizer, ByteTokenizer
@@ -400,7 +400,7 @@ def test_a_configuration_of_absurd_size_is_refused_at_once(saved, tmp_path):
     values = json.loads((source / "config.json").read_text())
     values.pop("layer_types", None)
     (source / "config.json").write_text(json.dumps({**values, "num_hidden_layers": 10**9}))
-    with pytest.raises(ConfigError, match="layers must be at most"):
+    with pytest.raises(ShapeError, match="1000000000 layers need as many tensors at least"):
         interchange.load(source)
 
 

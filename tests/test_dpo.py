@@ -138,6 +138,16 @@ def test_rows_without_a_pair_count_nothing():
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", [pytest.param("dpo", marks=pytest.mark.slow), "full dpo"])
+def test_a_base_in_half_precision_is_its_own_reference(place, kind, monkeypatch):
+    from tests import tuning_program
+
+    load = tuning_program.load_base
+    monkeypatch.setattr(tuning_program, "load_base", lambda path: load(path, dtype="bfloat16"))
+    record = next(r for r in tune(place, kind, max_steps=1, lora_dropout=0.0).records if r.phase == "train")
+    assert record.loss == pytest.approx(np.log(2), rel=1e-6) and abs(record.margin) < 1e-5
+
+
 @pytest.mark.parametrize("kind", ["dpo", pytest.param("full dpo", marks=pytest.mark.slow)])
 def test_a_run_starts_from_its_reference_and_learns_to_prefer(place, kind):
     result = tune(place, kind, max_steps=8, lora_dropout=0.0)

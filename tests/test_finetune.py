@@ -21,7 +21,7 @@ from riftco.tokenizers import chat
 from riftco.train import TrainConfig, evaluate, make_train_step, read_records
 from riftco.train.events import StepFinished
 from riftco.tune import finetuning, objectives
-from riftco.tune.bases import load_adapter, load_base
+from riftco.tune.bases import load_adapter, load_base, packed_digest
 from riftco.tune.merged import merge_to_bundle
 from tests import tuning_program
 from tests.training_program import environment
@@ -302,6 +302,19 @@ def test_merging_gives_one_model_that_answers_alike(runs, tmp_path, capsys):
         assert scores[0]["accuracy"] == scores[1]["accuracy"] and scores[0]["bits_per_byte"] > 0
         last = read_records(runs / method / "metrics.jsonl")[-1]
         assert last.loss == pytest.approx(scores[0]["loss"], rel=1e-5)
+
+
+def test_a_merge_keeps_the_dtype_of_the_base(runs, tmp_path):
+    base = bundle.load(runs / "base")
+    half = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), base.params)
+    identity = bundle.save(tmp_path / "half", half, CONFIG, TOKENIZER)
+    packed = finetuning.quantize(jax.tree.map(lambda leaf: leaf.astype("float32"), half), CONFIG)
+    how = {"block_size": 64, "double_quant": True, "packed": packed_digest(packed, CONFIG)}
+    found = bundle.load_adapters(runs / "qlora" / "final", CONFIG).adapters
+    bundle.save_adapters(tmp_path / "adapters", found, CONFIG, base=identity, fingerprints={finetuning.PACKED: how})
+    merge_to_bundle(tmp_path / "half", tmp_path / "adapters", tmp_path / "child")
+    with bundle.reading.open_weights(tmp_path / "child") as tensors:
+        assert {str(tensors.dtype_of(name)) for name in tensors} == {"bfloat16"}
 
 
 def test_inspecting_a_run_of_adapters_says_whose_they_are(runs, capsys):

@@ -13,7 +13,7 @@ import riftco
 from riftco import bundle, checkpoints, generation, models, optim, oracle, tune
 from riftco.errors import BundleError, ConfigError, DomainError, DTypeError, ShapeError
 from riftco.models import decoder, families
-from riftco.models.adapters import Branch, projections
+from riftco.models.adapters import Branch, attach, projections
 
 GPT = models.DecoderConfig(29, 16, 16, 4, 2, 32, mlp="gelu_tanh")
 LLAMA = models.DecoderConfig(29, 16, 16, 4, 3, 24, kv_heads=2, norm="rms", mlp="swiglu", position="rope", qk_norm=True)
@@ -254,6 +254,19 @@ def test_a_fused_loss_knows_the_head_s_adapter(monkeypatch, reduction):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), run(), expected)
 
 
+def test_every_chunk_of_a_fused_loss_draws_its_own_mask_for_the_head(monkeypatch):
+    monkeypatch.setattr(decoder, "_FUSED_LOSS_LOGITS", 0)
+    monkeypatch.setattr(decoder, "_LOSS_CHUNK", 8)
+    adapters = dataclasses.replace(trained("gpt"), dropout=0.5)
+    assert "language_model_head" in adapters.targets
+    last = decoder.head(attach(model("gpt"), adapters, GPT, jax.random.key(3)), GPT, None)
+    x = jnp.tile(jnp.asarray(np.random.default_rng(0).normal(size=(1, 8, GPT.width)), jnp.float32), (1, 2, 1))
+    targets = jnp.zeros((1, 16), jnp.int32)
+    one = decoder._chunked_loss(last, x[:, :8], targets[:, :8], weights=None, reduction="sum")
+    two = decoder._chunked_loss(last, x, targets, weights=None, reduction="sum")
+    assert abs(float(two) - 2 * float(one)) > 1e-3
+
+
 # ------------------------------------------------------------------------------------------------ training
 
 
@@ -460,6 +473,18 @@ def test_merging_twice_is_refused(tmp_path):
         bundle.load_adapters(tmp_path / "adapter", LLAMA, base=child)
     with pytest.raises(BundleError, match="merged once"):
         bundle.check_base(loaded.manifest, child, bundle.load(tmp_path / "child").manifest["fingerprints"])
+
+
+def test_force_replaces_adapters_and_no_strangers_files(tmp_path):
+    base, identity = saved(tmp_path)
+    assert bundle.save_adapters(tmp_path / "adapter", trained("llama"), LLAMA, base=base, force=True) == identity
+    (tmp_path / "adapter" / "optimizer.pt").write_text("days of work")
+    for damage in (None, "{"):
+        if damage:
+            (tmp_path / "adapter" / "riftco.json").write_text(damage)
+        with pytest.raises(BundleError, match=r"holds optimizer\.pt besides"):
+            bundle.save_adapters(tmp_path / "adapter", trained("llama"), LLAMA, base=base, force=True)
+    assert (tmp_path / "adapter" / "optimizer.pt").read_text() == "days of work"
 
 
 def test_damage_is_named_and_nothing_is_replaced(tmp_path):

@@ -209,6 +209,8 @@ def test_tensors_that_do_not_fit_are_refused_by_name():
             from_peft(settings, {**tensors, **changes}, config)
 
     refuse("stray is not", stray=np.zeros((2, 2)))
+    twice = first.replace("base_model.model.model.", "base_model.model.")
+    refuse("with and without its model's prefix", **{twice: tensors[first]})
     refuse("self_attn.q_proj.lora_A.weight is not; use the base", GPT2)
     refuse(r"A of attention.query must be \[2, 16\]", **{first: np.zeros((3, 16), np.float32)})
     refuse("rank", settings={**settings, "r": 0}, error=ConfigError)

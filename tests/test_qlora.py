@@ -15,7 +15,7 @@ from riftco.bundle import packed as packed_bundle
 from riftco.errors import BundleError, ConfigError, DomainError, DTypeError, GradError, ShapeError
 from riftco.models import decoder, decoding, families
 from riftco.models.adapters import path_of, projections
-from riftco.models.packed import check_packed
+from riftco.models.packed import check_packed, held_back
 from riftco.ops import nf4
 from riftco.tree import named_leaves
 
@@ -131,6 +131,15 @@ def run(steps: int, grad_checkpoint: str):
         assert ok
         losses.append(float(value))
     return lora, state, losses
+
+
+@pytest.mark.parametrize("value", [-jnp.inf, jnp.nan, -0.0, -3.0])
+def test_what_holds_decoding_back_changes_no_code(value):
+    is_nf4 = lambda node: isinstance(node, ops.NF4Array)
+    codes = lambda params: [leaf.codes for leaf in jax.tree.leaves(params, is_leaf=is_nf4) if is_nf4(leaf)]
+    held = jax.jit(held_back)(packed("llama"), jnp.full((2, 1, 4), value))
+    for left, right in zip(codes(held), codes(packed("llama")), strict=True):
+        np.testing.assert_array_equal(left, right)
 
 
 def test_training_moves_adapters_and_no_packed_byte_with_checkpointing_or_without():

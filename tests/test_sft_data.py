@@ -614,6 +614,9 @@ def test_splits_are_verified_when_they_are_read(tmp_path):
     with pytest.raises(DataError, match="must be new"):
         data.split_examples(path, out)
     data.split_examples(path, out, seed=9, force=True)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(DataError, match=r"holds notes\.txt besides"):
+        data.split_examples(path, out, seed=9, force=True)
     assert (found := data.read_splits(out)) is not None and found.seed == 9
     (tmp_path / "full").mkdir()
     write(tmp_path / "full" / "keep.txt", "mine")

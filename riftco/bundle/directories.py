@@ -10,6 +10,13 @@ from riftco.bundle.manifest import MANIFEST
 from riftco.errors import BundleError
 from riftco.files import new_directory
 
+# What directories of models and adapters hold, whoever wrote them, and the record of riftco merge.
+_KNOWN = (
+    *("config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json"),
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    *("adapter_config.json", "adapter_model.safetensors", "README.md", "merge.json"),
+)
+
 
 @contextlib.contextmanager
 def published(destination: Path, *, force: bool, marker: str = MANIFEST, what: str = "a bundle") -> Iterator[Path]:
@@ -66,16 +73,10 @@ def keep_source(who: str, target: str | os.PathLike[str], source: str | os.PathL
 
 def _others(destination: Path, marker: str) -> list[str]:
     """What a directory holds that is not of the thing that its marker says it is."""
-    own = {marker, *_WRITTEN_BESIDE}
-    if marker.endswith(".json") and (destination / marker).is_file():
-        try:
-            listed = json.loads((destination / marker).read_bytes())
-        except ValueError:
-            listed = {}
-        # A list that cannot be read vouches for nothing, and a damaged bundle is there to be replaced.
-        files = listed.get("files") if isinstance(listed, dict) else None
-        own |= set(files) if isinstance(files, dict) else {path.name for path in destination.iterdir()}
+    own = {marker, MANIFEST, *_KNOWN}
+    for name in (MANIFEST, marker):
+        # A list that cannot be read vouches for nothing but what every bundle has.
+        with contextlib.suppress(OSError, ValueError):
+            listed = json.loads((destination / name).read_bytes())
+            own |= set(listed["files"]) if isinstance(listed, dict) and isinstance(listed.get("files"), dict) else set()
     return sorted(path.name for path in destination.iterdir() if path.name not in own)
-
-
-_WRITTEN_BESIDE = ("merge.json",)  # by riftco merge: a record, not a part of the bundle

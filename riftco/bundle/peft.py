@@ -263,8 +263,12 @@ def _by_module(tensors: Mapping[str, Any], held: Mapping[str, tuple[str, ...]]) 
                 f"adapter: every tensor must be the A or B of a linear layer of the base; {name} is not; use the base "
                 "that the adapter was made for"
             )
-        array = np.asarray(tensors[name])
-        found.setdefault(module, {})[side] = array.astype(np.float32)
+        if side in found.setdefault(module, {}):
+            raise BundleError(
+                f"adapter: every tensor must be there once; {name} is there with and without its model's prefix; "
+                "remove one"
+            )
+        found[module][side] = np.asarray(tensors[name]).astype(np.float32)
     for module, sides in found.items():
         if missing := [end for side, end in _SIDES.items() if side not in sides]:
             raise BundleError(f"adapter: {PREFIX}{module}{missing[0]} must be there; it is not; the file is incomplete")

@@ -36,7 +36,9 @@ class EvalOptions(DeviceOptions):
     split: Literal["train", "validation", "test"] | None = flag(
         None, "which side of a dataset, of a directory of splits, or of text that is divided", shown="validation"
     )
-    loss_on: Literal["response", "all"] = flag("response", "of examples: which tokens are scored")
+    loss_on: Literal["response", "all"] | None = flag(
+        None, "of examples: which tokens are scored", shown="as they were learned, else response"
+    )
     chat_template: str | None = flag(
         None, "of examples: a Jinja file, or plain for the built-in one", metavar="FILE|plain",
         shown="the model's own, else plain",
@@ -87,7 +89,9 @@ def run(options: EvalOptions, console: Console) -> dict[str, Any]:
 
 def _as_tuned(options: EvalOptions, recorded: dict[str, Any]) -> dict[str, Any]:
     """The data of a run of finetune, as that read them, where the options do not say otherwise."""
-    same = {"data": (recorded["data"],), "loss_on": recorded.get("loss_on", "response")}
+    same: dict[str, Any] = {"data": (recorded["data"],)}
+    if options.loss_on is None:
+        same["loss_on"] = recorded.get("loss_on")
     if options.chat_template is None:
         same["chat_template"] = recorded.get("chat_template")
     if options.max_seq_length is None:

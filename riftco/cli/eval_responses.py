@@ -56,7 +56,7 @@ def run(options: Any, model: models.Loaded, path: str, console: Console) -> dict
     context = model.config.context if options.max_seq_length is None else options.max_seq_length
     with models.noted(console):
         encoded = data.encode_examples(
-            model.tokenizer, splits[split].rows, context, template=template, loss_on=options.loss_on
+            model.tokenizer, splits[split].rows, context, template=template, loss_on=options.loss_on or "response"
         )
     longest = max(inputs(example) for example in encoded.items)
     encoded = dataclasses.replace(encoded, context=min(context, max(longest, _LEAST)))
@@ -79,7 +79,7 @@ def run(options: Any, model: models.Loaded, path: str, console: Console) -> dict
     return {
         "model": model.path,
         "split": split,
-        "loss_on": options.loss_on,
+        "loss_on": options.loss_on or "response",
         **dataclasses.asdict(result),
         "data": report,
     }

@@ -113,6 +113,10 @@ def run(options: FinetuneOptions, console: Console) -> dict[str, Any]:
         console.note(str(tune.memory_report(prepared.objective.frozen[0], base.config)))
     if options.method != "full":
         console.note(f"{prepared.objective.trained_count():,} scalars are trained, in adapters")
+    # What was decided here stands in config.yaml: riftco eval reads examples as the run did.
+    options = dataclasses.replace(options, max_length=finetuning.read_length(tuning, base.config))
+    if options.method == "qlora":
+        base = dataclasses.replace(base, params=None)  # training beside 4 bits needs no memory for more
     result = _fit(options, training, base, prepared, console)
     return _finish(options, result, base, prepared, splits, console)
 

@@ -308,7 +308,7 @@ class _Tally:
             reason = "no_response"
         elif not all(row.targets for row in cut):
             reason = "cut_response"
-        elif len(whole) == 2 and np.array_equal(whole[0].ids, whole[1].ids):
+        elif len(whole) == 2 and np.array_equal(cut[0].ids, cut[1].ids):
             reason = "identical"
         if reason is not None:
             self._counts[reason] += 1

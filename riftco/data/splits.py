@@ -186,6 +186,11 @@ def write_splits(out_dir: str | Path, splits: ExampleSplits, sides: Mapping[str,
         raise DataError(f"split: the output directory must be new; '{out}' exists; choose another or use force")
     if is_taken and not (out / FILE_NAME).is_file():
         raise DataError(f"split: force replaces only splits; '{out}' has no {FILE_NAME}; choose another directory")
+    own = {FILE_NAME, *FILES.values()}
+    if is_taken and (others := sorted(path.name for path in out.iterdir() if path.name not in own)):
+        raise DataError(
+            f"split: force replaces only splits; '{out}' holds {others[0]} besides; choose another directory"
+        )
     try:
         with new_directory(out, replace=force) as directory:
             for name, content in sides.items():

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -93,6 +93,14 @@ class Branch:
         narrow = ops.linear(rows, ops.astype(self.lora_a, x.dtype)) * self.scale
         out = ops.matmul(narrow, ops.astype(self.lora_b_transposed, x.dtype))
         return ops.reshape(out, (*x.shape[:-1], out.shape[-1]))
+
+
+def with_draw(layer: Mapping[str, Any], number: Any) -> Mapping[str, Any]:
+    """A layer whose adapter draws the dropout mask of this number: for one that is applied several times in a step."""
+    adapter = layer.get("adapter")
+    if not isinstance(adapter, Branch) or adapter.key is None:
+        return layer
+    return {**layer, "adapter": dataclasses.replace(adapter, key=jax.random.fold_in(adapter.key, number))}
 
 
 # ------------------------------------------------------------------------------------------------ targets

@@ -21,7 +21,6 @@ FeedForward = Literal["gelu", "gelu_tanh", "swiglu"]
 Position = Literal["learned", "rope"]
 
 DEFAULT_ROPE_THETA = 1e4
-_MOST_LAYERS = 1 << 14
 _UINT32_COUNT = 2**32
 
 
@@ -94,11 +93,6 @@ class DecoderConfig:
                     f"DecoderConfig: {name} must be at most 2**32, since ids and positions are uint32; "
                     f"got {getattr(self, name)}; choose a smaller one"
                 )
-        if self.layers > _MOST_LAYERS:
-            raise ConfigError(
-                f"DecoderConfig: layers must be at most {_MOST_LAYERS}; got {self.layers}; no known model has so many: "
-                "check where the number comes from"
-            )
         for name, kind in (("norm", Norm), ("mlp", FeedForward), ("position", Position)):
             if getattr(self, name) not in get_args(kind):
                 choices = ", ".join(repr(choice) for choice in get_args(kind))

@@ -17,7 +17,7 @@ from riftco import layers, ops
 from riftco.autodiff import checkpoint, scan
 from riftco.autodiff.box import is_floating
 from riftco.errors import ConfigError, ShapeError
-from riftco.models.adapters import Adapters, attach
+from riftco.models.adapters import Adapters, attach, with_draw
 from riftco.models.config import DecoderConfig
 from riftco.models.rotary_tables import rope_tables
 from riftco.tree import describe
@@ -267,13 +267,15 @@ def _chunked_loss(
         flat = ops.concatenate([flat, jnp.zeros((missing, flat.shape[1]), flat.dtype)], 0)
     cut = lambda rows: jnp.pad(jnp.reshape(rows, -1), (0, missing)).reshape(-1, size)
 
-    def chunk(x: Array, targets: Array, weights: Array, last: PyTree) -> Array:
+    def chunk(x: Array, targets: Array, weights: Array, number: Array, last: PyTree) -> Array:
+        last = with_draw(last, number)
         return ops.cross_entropy(layers.linear(last, x), targets, weights=weights, reduction="sum", **extra)
 
     def body(total: Array, rows: Any, last: PyTree) -> tuple[Array, tuple[()]]:
         return total + checkpoint(chunk)(*rows, last), ()
 
-    rows = (ops.reshape(flat, (-1, size, flat.shape[1])), cut(targets), cut(weights))
+    chunks = flat.shape[0] // size
+    rows = (ops.reshape(flat, (-1, size, flat.shape[1])), cut(targets), cut(weights), jnp.arange(chunks))
     total, _ = scan(body, jnp.zeros((), jnp.promote_types(x.dtype, jnp.float32)), rows, last)
     if reduction == "sum":
         return total

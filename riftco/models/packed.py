@@ -16,6 +16,7 @@ from riftco.models.config import DecoderConfig
 from riftco.models.specification import check_params
 from riftco.ops import NF4Array
 from riftco.ops.nf4 import pack_for_kernels, unpack_from_kernels
+from riftco.ops.nf4_blocks import hidden_zero
 from riftco.pallas import dispatch
 from riftco.types import Array, PyTree
 
@@ -62,8 +63,8 @@ def held_back(params: PyTree, x: Array) -> PyTree:
     a wide form at once. A CPU drops optimization barriers before it orders operations, so a zero that depends on x is
     added to the codes. Weights in the kernels' layout are decoded tile by tile and stay as they are.
     """
-    # 1 only where x is not finite, when the row is lost anyway.
-    zero = (jnp.ravel(x)[0] * 0 != 0).astype(jnp.uint8)
+    # The sign of a magnitude: 0 whatever x holds, so that one row's overflow is not another's.
+    zero = hidden_zero(jnp.abs(jnp.ravel(x)[0]).astype(jnp.float32)).astype(jnp.uint8)
 
     def hold(leaf: Any) -> Any:
         if not isinstance(leaf, NF4Array) or leaf.layout != "linear":

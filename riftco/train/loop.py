@@ -171,7 +171,7 @@ class _Loop:
                 config,
                 validation,
                 byte_lengths=None if tokenizer is None or objective.unit != "token" else token_byte_lengths(tokenizer),
-                dtype=None if train_config.dtype == "float32" else train_config.dtype,
+                dtype=train_config.dtype,
                 attention=train_config.attention,
                 mesh=self.mesh,
                 objective=objective,

@@ -182,7 +182,7 @@ def make_train_step(
     options = {
         "attention": train_config.attention,
         "grad_checkpoint": train_config.grad_checkpoint,
-        "dtype": None if train_config.dtype == "float32" else train_config.dtype,
+        "dtype": train_config.dtype,  # said, not left to the params: a frozen base may be stored in another
     }
 
     def gradients(

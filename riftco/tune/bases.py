@@ -171,7 +171,10 @@ def trained_beside(base: Base, adapter: str | os.PathLike[str], found: AdapterBu
             "adapter: the base in 4 bits must be the one it was trained beside; these bits are others; give the run "
             "directory, which has base/"
         )
-    return packed
+    if base.is_packed:
+        return packed
+    as_base = lambda leaf, own: leaf if isinstance(leaf, NF4Array) else leaf.astype(own.dtype)
+    return jax.tree.map(as_base, packed, base.params, is_leaf=lambda node: isinstance(node, NF4Array))
 
 
 def _was_packed_so(place: Path, about: Mapping[str, Any]) -> bool:

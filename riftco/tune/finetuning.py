@@ -206,7 +206,7 @@ def _encoded(
     """Training and held-out examples as tokens."""
     if tokenizer is None:
         raise ConfigError("finetune: the model must have a tokenizer; it has none; add its tokenizer.json")
-    context = min(config.context, _LONGEST) if options.max_length is None else options.max_length
+    context = read_length(options, config)
     if context > config.context:
         raise ConfigError(
             f"finetune: max_length must be at most the model's context of {config.context}; got {context}; lower it"
@@ -228,6 +228,11 @@ def _encoded(
                 tokenizer, splits[split].rows, context, template=template, loss_on=options.loss_on
             )
     return found
+
+
+def read_length(options: TuneConfig, config: DecoderConfig) -> int:
+    """How many tokens of an example are read."""
+    return min(config.context, _LONGEST) if options.max_length is None else options.max_length
 
 
 def trained(objective: Objective, params: PyTree) -> Adapters | PyTree:

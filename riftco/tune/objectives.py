@@ -15,7 +15,7 @@ import riftco
 from riftco import layers, ops
 from riftco.autodiff import checkpoint, scan
 from riftco.errors import ConfigError
-from riftco.models.adapters import Adapters, attach, check_adapters
+from riftco.models.adapters import Adapters, attach, check_adapters, with_draw
 from riftco.models.config import DecoderConfig
 from riftco.models.decoder import head, hidden_states
 from riftco.train import Objective
@@ -199,13 +199,14 @@ def answer_differences(
     )  # fmt: skip
     signed = jnp.where(batch["segment_ids"] == 1, -batch["weights"], batch["weights"])
 
-    def row(x: Array, targets: Array, weights: Array, last: PyTree) -> Array:
+    def row(x: Array, targets: Array, weights: Array, number: Array, last: PyTree) -> Array:
+        last = with_draw(last, number)
         return ops.cross_entropy(layers.linear(last, x), targets, weights=weights, reduction="sum")
 
     def body(carry: Any, rows: Any, last: PyTree) -> Any:
         return carry, checkpoint(row)(*rows, last)
 
-    rows = (x, batch["targets"], signed)
+    rows = (x, batch["targets"], signed, jnp.arange(x.shape[0]))
     return scan(body, (), rows, head(params, config, options.get("dtype")))[1]
 
 

@@ -195,6 +195,11 @@ class _Source:
         self.tensors, self.config = tensors, config
         self.family = family_of(config) if family is None else family
         layout = FAMILIES[self.family].layout if self.family in FAMILIES else "native"
+        if config.layers > len(tensors):  # before there are rules for each
+            raise ShapeError(
+                f"{self.family} tensors: {config.layers} layers need as many tensors at least; there are "
+                f"{len(tensors)}; the configuration is of another model"
+            )
         self.rules = rules(config, self.family)
         self.present = _canonical_keys(tensors, layout)
         self.has_extra_head = config.tie_embeddings and layout != "native" and _HEAD in self.present
