@@ -223,6 +223,14 @@ HOSTILE = {
     "multiplied list": ("{{ [1] * 10**12 }}", "more than 4194304 characters"),
     "nested loops": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "ran for more"),
     "search in filter": ("{{ range(99999) | select('in', range(99999) | list) | list | length }}", "ran for more"),
+    "search in a loop's condition": (
+        "{% set s = 'a' * 4000000 %}{% for c in s if 'ab' in s %}{% endfor %}", "ran for more",
+    ),
+    "searches side by side": ("{% set r = range(99999) | list %}" + "{% set x = -1 in r %}" * 2000, "ran for more"),
+    "slices that are kept": (
+        "{% set s = 'a' * 4000000 %}{% set n = namespace(h=0) %}"
+        "{% for i in range(99999) %}{% set n.h = namespace(p=n.h, t=s[1:]) %}{% endfor %}", "characters in all",
+    ),
     "power": ("{{ 3 ** 99999 }}", "more than 4096 bits"),
     "squares": ("{% set n = namespace(x=3) %}{% for i in range(40) %}{% set n.x = n.x * n.x %}{% endfor %}", "4096"),
     "doubling": (

@@ -87,9 +87,9 @@ def parse_rope_scaling(scaling: Any, context: int) -> tuple[RopeScaling | None, 
     kind = values.pop("rope_type", legacy if legacy is not None else "default")
     if legacy is not None and legacy != kind:
         raise ConfigError(f"rope_scaling: type and rope_type must agree; got {legacy!r} and {kind!r}; give one")
-    if kind in _REFUSED:
+    if isinstance(kind, str) and kind in _REFUSED:
         raise ConfigError(f"rope_scaling: type {kind!r} is not supported: {_REFUSED[kind]}; use linear, llama3 or yarn")
-    if kind not in _REQUIRED:
+    if not isinstance(kind, str) or kind not in _REQUIRED:
         raise ConfigError(f"rope_scaling: rope_type must be one of {', '.join(_REQUIRED)}; got {kind!r}")
     if values.pop("partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError("rope_scaling: partial_rotary_factor must be 1.0: every channel of a head is turned")

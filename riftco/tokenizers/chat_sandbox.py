@@ -128,6 +128,14 @@ class _Meter(jinja2.visitor.NodeTransformer):
 
     visit_List = visit_Tuple = visit_Dict = _literal
 
+    def visit_Getitem(self, node: jinja2.nodes.Getitem) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        return self._call("take_slice", node, [node]) if isinstance(node.arg, jinja2.nodes.Slice) else node
+
+    def visit_Compare(self, node: jinja2.nodes.Compare) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        return self._call("compared", node, [node])
+
 
 class GenerationTag(jinja2.ext.Extension):
     """`{% generation %} … {% endgeneration %}`: what stands between was written by the assistant."""
@@ -183,6 +191,18 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def take(self, value: Any) -> Any:
         """The value, once it is known to be within bounds."""
         return _BUDGET.get().take(value)
+
+    def take_slice(self, value: Any) -> Any:
+        """A part of a value: jinja cuts it without asking the environment."""
+        self.tick()
+        if isinstance(value, (str, list, tuple)):
+            _BUDGET.get().spend(len(value), len(value))
+        return value
+
+    def compared(self, value: Any) -> Any:
+        """What a comparison came to; looking through a long value takes time."""
+        self.tick()
+        return value
 
     def join_all(self, *values: Any) -> str:
         """`a ~ b`."""

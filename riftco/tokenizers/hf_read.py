@@ -46,7 +46,7 @@ def _json(file: Path) -> dict[str, Any]:
         document = json.loads(read_small(file).decode())
     except OSError as error:
         raise TokenizerError(f"{file}: a readable tokenizer file is required; {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{file}: JSON is required; {error}") from error
     if not isinstance(document, dict):
         raise TokenizerError(f"{file}: a JSON object is required; got {type(document).__name__}")
@@ -69,7 +69,7 @@ def from_json(
     """The tokenizer of a parsed `tokenizer.json`; errors begin with `who`."""
     try:
         return _Reader(document, who).tokenizer(roles)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise TokenizerError(f"{who}: not a well-formed tokenizer file ({type(error).__name__}: {error})") from error
 
 

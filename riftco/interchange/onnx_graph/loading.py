@@ -69,6 +69,8 @@ def load(directory: str | os.PathLike[str], *, with_tokenizer: bool = True) -> M
         if "generation_config.json" in sidecar.files:
             path = place / "generation_config.json"
             generation = strict_json(path.read_bytes(), str(path))
+            if not isinstance(generation, dict):
+                raise BundleError(f"{path}: it must be a JSON object; got {type(generation).__name__}; it is damaged")
         template = None
         if "chat_template.jinja" in sidecar.files:
             template = (place / "chat_template.jinja").read_bytes().decode()

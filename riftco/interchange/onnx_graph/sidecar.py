@@ -124,7 +124,11 @@ def read_sidecar(directory: Path) -> Sidecar:
     _check_files(path, values["files"])
     config = _read_config(path, values["config"])
     dtypes, tokenizer, artifact = values["dtypes"], values["tokenizer"], values["artifact"]
-    if not isinstance(dtypes, dict) or set(dtypes) != set(spec(config)) or not set(dtypes.values()) <= set(DTYPES):
+    if (
+        not isinstance(dtypes, dict)
+        or set(dtypes) != set(spec(config))
+        or not all(name in tuple(DTYPES) for name in dtypes.values())
+    ):
         raise BundleError(
             f"{path}: dtypes must give one of {', '.join(DTYPES)} for each leaf of the params; it does not"
         )

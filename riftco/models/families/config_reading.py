@@ -147,7 +147,7 @@ class _Fields:
 
 def _read_gpt2(fields: _Fields) -> DecoderConfig:
     activation = fields.get("activation_function", default="gelu_new")
-    if activation not in _GELU:
+    if not isinstance(activation, str) or activation not in _GELU:
         _refuse(f"activation_function must be one of {', '.join(_GELU)}; got {activation!r}")
     rates = [float(fields.number("dropout", name, 0.1)) for name in GPT2_DROPOUT]
     if len(set(rates)) > 1:
@@ -248,7 +248,9 @@ def _theta(value: Any) -> float:
 def _read_window(fields: _Fields) -> int | None:
     family, layers = fields.family, fields.integer("layers", "num_hidden_layers")
     kinds = fields.get("layer_types")
-    if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {_FULL, _SLIDING}):
+    if kinds is not None and (
+        not isinstance(kinds, list) or len(kinds) != layers or not all(kind in (_FULL, _SLIDING) for kind in kinds)
+    ):
         _refuse(f"layer_types must be {layers} of {_FULL} and {_SLIDING}; got {str(kinds)[:80]}")
     window = fields.get("sliding_window")
     if window is not None:
