@@ -200,6 +200,15 @@ def test_the_figures_are_those_of_their_definitions(rng):
     assert "argmax agreement 100 %" in str(verification.compare(p, p))
 
 
+@pytest.mark.parametrize("source", [np.zeros((1, 2, 3), np.float32), np.eye(3, dtype=np.float32)[None]])
+def test_a_result_that_is_not_finite_is_no_result(source):
+    result = source.copy()
+    result[0, 0, 0] = np.nan
+    with np.errstate(invalid="ignore"):
+        difference = verification.compare(source, result)
+    assert np.isnan(difference.max_abs) and not difference.relative <= max(verification.BOUNDS.values())
+
+
 def test_results_are_compared_with_their_source(saved, tmp_path):
     pytest.importorskip("onnxruntime", reason="ONNX GRAPHS NOT RUN: onnxruntime missing; pip install 'riftco[test]'")
     found = {}
@@ -284,6 +293,9 @@ def test_options_that_do_not_fit_are_refused(tmp_path, capsys):
         interchange.convert("x", "y", to="gguf", dtype="float16")
     with pytest.raises(ConfigError, match="to must be one of"):
         interchange.convert("x", "y", to="bin")
+    for options in ({"to": "gguf", "type": ""}, {"to": "onnx", "opset": 0}, {"to": "hf", "dtype": "int8"}):
+        with pytest.raises(ConfigError, match="must be one of .*; got"):
+            interchange.convert("x", "y", **options)
 
 
 def test_the_verb(saved, tmp_path, capsys, foreign):

@@ -23,7 +23,7 @@ from riftco.errors import BundleError, ConfigError
 from riftco.interchange import huggingface, onnx_graph, verification
 from riftco.interchange.huggingface import DTYPES, STORED
 from riftco.interchange.loading import GGUF_FILE, load_config, load_model, locate
-from riftco.interchange.onnx_graph.sidecar import read_sidecar
+from riftco.interchange.onnx_graph.sidecar import OPSETS, read_sidecar
 from riftco.interchange.verification import BOUNDS, Difference
 from riftco.models import parameter_count
 from riftco.models.adapters import HEAD, projections
@@ -133,8 +133,12 @@ def _check_options(to: str, dtype: str | None, type: str | None, opset: int | No
             raise ConfigError(
                 f"convert: {name} belongs to {' and '.join(owners[name])}; got {value!r} for {to}; leave it out"
             )
-    if dtype is not None and dtype not in DTYPES:
-        raise ConfigError(f"convert: dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
+    from riftco.interchange.gguf.tensor_types import FILE_TYPES
+
+    known = {"dtype": tuple(DTYPES), "type": tuple(FILE_TYPES), "opset": tuple(OPSETS)}
+    for name, value in {"dtype": dtype, "type": type, "opset": opset}.items():
+        if value is not None and value not in known[name]:
+            raise ConfigError(f"convert: {name} must be one of {', '.join(map(str, known[name]))}; got {value!r}")
 
 
 # ------------------------------------------------------------------------------------------------ into a bundle

@@ -109,14 +109,14 @@ def compare(source: NDArray[np.float32], result: NDArray[np.float32]) -> Differe
     largest = divergence = squares = total = 0.0
     same = 0
     for p, q in _wide_rows(source, result):
-        largest = max(largest, float(np.abs(p - q).max()))
+        largest = float(np.maximum(largest, np.abs(p - q).max()))  # unlike max, it keeps a NaN
         log_p, log_q = _log_softmax(p), _log_softmax(q)
         divergence += float((np.exp(log_p) * (log_p - log_q)).sum())
         same += int((p.argmax(-1) == q.argmax(-1)).sum())
         p, q = p - p.mean(-1, keepdims=True), q - q.mean(-1, keepdims=True)
         squares, total = squares + float(((p - q) ** 2).sum()), total + float((p**2).sum())
     count = source.shape[0] * source.shape[1]
-    relative = (squares / total) ** 0.5 if total else float(squares > 0)
+    relative = (squares / total) ** 0.5 if total else float(squares != 0)  # true of a NaN
     return Difference(largest, max(0.0, divergence / count), same / count, relative)
 
 
