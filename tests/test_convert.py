@@ -294,7 +294,7 @@ def test_options_that_do_not_fit_are_refused(tmp_path, capsys):
     with pytest.raises(ConfigError, match="to must be one of"):
         interchange.convert("x", "y", to="bin")
     for options in ({"to": "gguf", "type": ""}, {"to": "onnx", "opset": 0}, {"to": "hf", "dtype": "int8"}):
-        with pytest.raises(ConfigError, match="must be one of .*; got"):
+        with pytest.raises(ConfigError, match=r"must be one of .*; got"):
             interchange.convert("x", "y", **options)
 
 
