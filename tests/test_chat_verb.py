@@ -300,6 +300,8 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(place):
         until("> ")
         os.write(terminal, b"/reset\n")
         until("(a new conversation)")
+        until("> ")
+        time.sleep(0.5)  # a signal between the prompt and the wait for a key would be seen at the next key only
         os.write(terminal, b"\x03")
         until("^D or /exit leaves")
         os.write(terminal, b"\x04")

@@ -229,13 +229,14 @@ def start(place: Path, run: Path, kind: str) -> subprocess.Popen[str]:
     rows = "pairs" if kind == "dpo" else "examples"
     command = [sys.executable, "-c", code, "finetune", "--model", place / "base", "--data", place / rows, *words,
                "--max-steps", "60", "--out-dir", run, "--resume", "auto", *FLAGS]  # fmt: skip
-    return subprocess.Popen(
-        [str(word) for word in command],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(place / "compiled"),
-    )
+    with open(run.with_suffix(".err"), "w") as said:
+        return subprocess.Popen(
+            [str(word) for word in command],
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            text=True,
+            env=environment(place / "compiled"),
+        )
 
 
 def flag(key: str, value: object) -> list[str]:
@@ -258,7 +259,7 @@ def test_a_killed_command_goes_on_bit_for_bit(place, tmp_path, kind):
         process.send_signal(number)
         process.wait()
     process = start(place, run, kind)
-    assert process.wait() == 0, process.stderr and process.stderr.read()
+    assert process.wait() == 0, run.with_suffix(".err").read_text()
     untimed = lambda path: [
         dataclasses.replace(r, tokens_per_second=None) for r in read_records(path / "metrics.jsonl")
     ]

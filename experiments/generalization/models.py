@@ -119,4 +119,5 @@ def _score(params: Any, adapters: Any, ids: jax.Array, weights: jax.Array, *, co
     losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
     right = jnp.argmax(logits, axis=-1) == targets
     whole = jnp.all(right | ~counts, axis=1) & jnp.any(counts, axis=1)
-    return jnp.stack([jnp.sum(jnp.where(counts, losses, 0.0)), jnp.sum(right & counts), jnp.sum(whole)])
+    sums = (jnp.where(counts, losses, 0.0), right & counts, whole)
+    return jnp.stack([jnp.sum(values.astype(jnp.float32)) for values in sums])

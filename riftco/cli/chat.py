@@ -94,11 +94,14 @@ def run(options: ChatOptions, console: Console) -> dict[str, Any]:
     if is_terminal:
         console.note(f"{model.path}: sees {model.config.context:,} tokens; /help lists the commands, /exit leaves")
     for message in _messages(is_terminal):
-        if message.startswith("/") and message[1:].split(" ")[0].isalpha():
-            if not _obey(message, talk, console):
-                break
-            continue
-        _answer(message, talk, console)
+        try:
+            if message.startswith("/") and message[1:].split(" ")[0].isalpha():
+                if not _obey(message, talk, console):
+                    break
+                continue
+            _answer(message, talk, console)
+        except KeyboardInterrupt:  # between the places that have something to stop
+            print()
     return {"turns": talk.turns, "system": talk.system, "dropped": talk.dropped, "seed": options.seed, **settings}
 
 
@@ -124,6 +127,7 @@ def _messages(is_terminal: bool) -> Iterator[str]:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (gives input() a history and its keys)
     while True:
+        message = ""
         try:
             message = input("> ").strip()
         except EOFError:
@@ -131,7 +135,6 @@ def _messages(is_terminal: bool) -> Iterator[str]:
             return
         except KeyboardInterrupt:
             print("\n(^D or /exit leaves)")
-            continue
         if message:
             yield message
 
