@@ -63,6 +63,8 @@ def held_back(params: PyTree, x: Array) -> PyTree:
     a wide form at once. A CPU drops optimization barriers before it orders operations, so a zero that depends on x is
     added to the codes. Weights in the kernels' layout are decoded tile by tile and stay as they are.
     """
+    if not is_packed(params):
+        return params
     # The sign of a magnitude: 0 whatever x holds, so that one row's overflow is not another's.
     zero = hidden_zero(jnp.abs(jnp.ravel(x)[0]).astype(jnp.float32)).astype(jnp.uint8)
 
