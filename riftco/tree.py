@@ -17,6 +17,12 @@ def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
     return [(path_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
 
 
+def with_value(tree: Any, path: tuple[str, ...], value: Any) -> Any:
+    """Nested dicts with another value at a path, whose last key may be new; nothing is copied."""
+    first, *rest = path
+    return {**tree, first: with_value(tree[first], tuple(rest), value) if rest else value}
+
+
 def scalar_count(tree: PyTree) -> int:
     """How many scalars the leaves hold together."""
     return sum(int(leaf.size) for leaf in jax.tree_util.tree_leaves(tree))

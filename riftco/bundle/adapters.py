@@ -17,7 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from riftco.bundle.directories import published
-from riftco.bundle.manifest import MANIFEST, file_digest, new_manifest, pretty_json, strict_json
+from riftco.bundle.manifest import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    MANIFEST,
+    file_digest,
+    new_manifest,
+    pretty_json,
+    strict_json,
+)
 from riftco.bundle.peft import from_peft, to_peft
 from riftco.bundle.reading import verify_files
 from riftco.bundle.safetensors_reader import SafetensorsFile
@@ -28,8 +36,6 @@ from riftco.models.config import DecoderConfig
 from riftco.models.specification import flatten
 from riftco.types import PyTree
 
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _FACTS = "adapters"
 MERGED = "merged_adapter"
 """The fingerprint by which a bundle says which adapter it was merged from."""

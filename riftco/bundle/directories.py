@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from riftco.bundle.manifest import MANIFEST
+from riftco.bundle.manifest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST, MERGE_RECORD
 from riftco.errors import BundleError
 from riftco.files import new_directory
 
@@ -14,7 +14,7 @@ from riftco.files import new_directory
 _KNOWN = (
     *("config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json"),
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
-    *("adapter_config.json", "adapter_model.safetensors", "README.md", "merge.json"),
+    *(ADAPTER_CONFIG, ADAPTER_WEIGHTS, "README.md", MERGE_RECORD),
 )
 
 

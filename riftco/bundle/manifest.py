@@ -18,6 +18,8 @@ from riftco.errors import BundleError
 FORMAT = "riftco-bundle"
 FORMAT_VERSION = 1
 MANIFEST = "riftco.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's names
+MERGE_RECORD = "merge.json"  # what riftco merge measured; beside a bundle, and no part of it
 _KEYS = ("format", "format_version", "stage", "files", "parent_artifact_id", "fingerprints", "artifact_id")
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from riftco.bundle.manifest import MANIFEST, file_digest, read_manifest, strict_json
+from riftco.bundle.manifest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST, file_digest, read_manifest, strict_json
 from riftco.bundle.packed import QUANTIZATION, read_packed, save_packed
 from riftco.bundle.weights import open_weights
 from riftco.bundle.writing import CHAT_TEMPLATE, CONFIG, GENERATION, save
@@ -15,7 +15,7 @@ from riftco.models.families import from_hf_config, params_from_published
 from riftco.models.packed import is_packed
 from riftco.types import PyTree
 
-_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+_ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, "adapter_model.bin")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".npz")
 
 

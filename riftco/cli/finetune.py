@@ -250,7 +250,7 @@ def _sample(options: FinetuneOptions, result: Any, base: Any, prepared: Any, spl
         model = models.in_memory(base, trained, None)
     else:
         model = models.in_memory(base, prepared.objective.frozen[0], trained)
-    settings = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    settings = {**generate.NEUTRAL, "temperature": 0.0}
     text = "".join(generate.write(model, ids, _SAMPLE_TOKENS, settings, options.seed, (), []))
     return {"step": result.step, "prompt": prompt, "text": text, "seed": options.seed, **settings}
 

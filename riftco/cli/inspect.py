@@ -11,12 +11,12 @@ from riftco.cli import tokenizer as tokenizer_verb
 from riftco.cli.console import Console
 from riftco.cli.inspect_models import show_adapters, show_container
 from riftco.cli.model_options import ModelOptions, decoder_config
+from riftco.cli.models import ADAPTER
 from riftco.cli.options import flag
 from riftco.cli.verbs import Action
 from riftco.errors import BundleError
 from riftco.files import json_lines
 
-_ADAPTER = "adapter_config.json"
 _OPENERS = {
     "gpt2": "transformers (GPT2LMHeadModel), vLLM",
     "llama": "transformers (LlamaForCausalLM), vLLM",
@@ -57,8 +57,7 @@ def run(options: InspectOptions, console: Console) -> dict[str, Any]:
     return _show_model(place, options.batch_size, console)
 
 
-_ADAPTERS = "adapter_config.json"
-_MODEL_FILES = (_ADAPTERS, "riftco.json", "config.json", "riftco_onnx.json", "model.gguf")
+_MODEL_FILES = (ADAPTER, "riftco.json", "config.json", "riftco_onnx.json", "model.gguf")
 _TokenizerAt = tokenizer_verb.InspectOptions
 
 
@@ -118,7 +117,7 @@ def residual_bytes(config: Any, batch_size: int) -> int:
 def _show_model(path: Path, batch_size: int, console: Console) -> dict[str, Any]:
     from riftco.interchange import load_config, locate
 
-    if (path / _ADAPTERS).is_file():
+    if (path / ADAPTER).is_file():
         return show_adapters(path, console)
     place, kind = locate(path)
     about = show_container(place, kind, console)
@@ -135,7 +134,7 @@ def _show_run(place: Path, batch_size: int, console: Console) -> dict[str, Any]:
         figures = ", ".join(f"{k} {v:.5g}" for k, v in record.items() if isinstance(v, int | float))
         console.say(f"  last {phase}: {figures}")
     summary = {"kind": "run", "path": place, "checkpoints": steps, "last": last}
-    if (place / "final" / _ADAPTER).is_file():
+    if (place / "final" / ADAPTER).is_file():
         summary["adapter"] = _show_adapter(place / "final", console)
     elif (place / "final").is_dir():
         summary["model"] = _show_model(place / "final", batch_size, console)
@@ -149,7 +148,7 @@ def _show_adapter(place: Path, console: Console) -> dict[str, Any]:
     from riftco.bundle.manifest import strict_json
     from riftco.bundle.reading import verify_files
 
-    settings = strict_json((place / _ADAPTER).read_bytes(), str(place / _ADAPTER))
+    settings = strict_json((place / ADAPTER).read_bytes(), str(place / ADAPTER))
     manifest = verify_files(place) if (place / "riftco.json").is_file() else {}
     console.say(f"{place}: adapters{', every digest verified' if manifest else ' that PEFT wrote'}")
     facts = {name: manifest.get(name) for name in ("stage", "artifact_id", "parent_artifact_id")}

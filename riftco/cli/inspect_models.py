@@ -44,8 +44,7 @@ def show_container(place: Path, kind: str, console: Console) -> dict[str, Any]:
 
 def show_adapters(place: Path, console: Console) -> dict[str, Any]:
     """Print one table about an adapter directory, ours or PEFT's."""
-    from riftco.bundle.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-    from riftco.bundle.manifest import MANIFEST, strict_json
+    from riftco.bundle.manifest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST, strict_json
     from riftco.bundle.reading import verify_files
     from riftco.bundle.safetensors_reader import SafetensorsFile
 

@@ -13,7 +13,8 @@ from typing import Any
 from riftco.cli.options import UsageError
 from riftco.errors import BundleError
 
-_ADAPTER = "adapter_config.json"
+ADAPTER = "adapter_config.json"
+"""The file by which adapters are known; said again because help starts without the package that writes it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ def locate(path: str) -> Path:
     if place.is_file() and place.suffix.lower() == ".gguf":
         return place
     for candidate in (place, place / "final"):
-        if any((candidate / name).is_file() for name in ("riftco.json", "config.json", _ADAPTER)):
+        if any((candidate / name).is_file() for name in ("riftco.json", "config.json", ADAPTER)):
             return candidate
     if (place / "metrics.jsonl").is_file() or (place / "checkpoints").is_dir():
         raise BundleError(
@@ -98,7 +99,7 @@ def load(path: str, *, adapter: str | None = None, needs_tokenizer: bool = True)
         BundleError: it is missing or damaged, has no tokenizer though one is needed, or is not the adapters' base.
     """
     place = locate(path)
-    if adapter is None and (place / _ADAPTER).is_file():
+    if adapter is None and (place / ADAPTER).is_file():
         place, adapter = _base_of(place), str(place)
     if adapter is None:
         from riftco.interchange import load_model
@@ -140,7 +141,7 @@ def _base_of(place: Path) -> Path:
     kept = place.parent / "base"
     if (kept / "riftco.json").is_file():
         return kept
-    said = strict_json((place / _ADAPTER).read_bytes(), str(place / _ADAPTER)).get("base_model_name_or_path")
+    said = strict_json((place / ADAPTER).read_bytes(), str(place / ADAPTER)).get("base_model_name_or_path")
     if not said or not Path(said).exists():
         raise BundleError(
             f"model: {place} holds adapters, and their base ({said}) is not there; name it: --model BASE --adapter "

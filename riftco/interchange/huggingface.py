@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from riftco import bundle, tokenizers
-from riftco.bundle.manifest import strict_json
+from riftco.bundle.manifest import ADAPTER_CONFIG, strict_json
 from riftco.bundle.weights import open_weights
 from riftco.errors import BundleError, ConfigError
 from riftco.models import DecoderConfig
@@ -126,7 +126,7 @@ def read_values(place: Path) -> dict[str, Any]:
         BundleError: it is absent or not a JSON object of bounded size.
     """
     values = _read_json(place / "config.json")
-    if values is None and (place / "adapter_config.json").is_file():
+    if values is None and (place / ADAPTER_CONFIG).is_file():
         raise BundleError(f"{place}: a whole model is required; this is an adapter; merge it first (riftco merge)")
     if values is None:
         raise BundleError(f"{place}: a model directory must contain config.json; it does not; check the path")

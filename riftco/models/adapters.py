@@ -20,7 +20,7 @@ from riftco.autodiff.box import is_floating
 from riftco.errors import ConfigError, DTypeError, ShapeError
 from riftco.models.config import DecoderConfig
 from riftco.models.specification import spec
-from riftco.tree import describe
+from riftco.tree import describe, with_value
 from riftco.types import Array, Key, PyTree
 
 HEAD = "language_model_head"
@@ -246,10 +246,5 @@ def attach(params: PyTree, adapters: Adapters | None, config: DecoderConfig, dro
             key = jax.random.fold_in(dropout_key, 2 + places[target])
             key = key if target == HEAD else jax.random.split(key, config.layers)
         b = ops.transpose(b, (*range(b.ndim - 2), b.ndim - 1, b.ndim - 2))
-        params = _with(params, (*path_of(target), "adapter"), Branch(a, b, key, adapters.scale, adapters.dropout))
+        params = with_value(params, (*path_of(target), "adapter"), Branch(a, b, key, adapters.scale, adapters.dropout))
     return params
-
-
-def _with(tree: Any, path: tuple[str, ...], value: Any) -> Any:
-    first, *rest = path
-    return {**tree, first: _with(tree[first], tuple(rest), value) if rest else value}

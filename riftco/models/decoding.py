@@ -146,7 +146,8 @@ def block(config: DecoderConfig, params: PyTree, x: Array, rope: Any, attend: An
     return x + layers.feed_forward(params["feed_forward"], normed, mlp=config.mlp)
 
 
-def _logits(params: DecodingParams, x: Array, config: DecoderConfig) -> Array:
+def logits_of(params: DecodingParams, x: Array, config: DecoderConfig) -> Array:
+    """Final norm and head: [B, T, D] to [B, T, V]."""
     x = layers.norm(params.rest["final_norm"], x, eps=config.norm_eps)
     return layers.linear(head(held_back(params.rest, x), config, None), x)
 
@@ -181,7 +182,7 @@ def prefill(
 
         x = block(config, layer, x, rope, attend)
     last = lax.dynamic_slice_in_dim(x, length - 1, 1, axis=1)
-    return _logits(params, last, config)[:, 0], cache
+    return logits_of(params, last, config)[:, 0], cache
 
 
 @functools.partial(jax.jit, static_argnames=("config",), donate_argnames=("cache",))
@@ -217,7 +218,7 @@ def decode_step(
             return _attend_cached(q, *cache.read(i, slots), visible)
 
         x = block(config, layer, x, rope, attend)
-    return _logits(params, x, config)[:, 0], cache
+    return logits_of(params, x, config)[:, 0], cache
 
 
 def _attend_cached(q: Array, k: Array, v: Array, visible: Array) -> Array:

@@ -18,6 +18,7 @@ from riftco.ops import NF4Array
 from riftco.ops.nf4 import pack_for_kernels, unpack_from_kernels
 from riftco.ops.nf4_blocks import hidden_zero
 from riftco.pallas import dispatch
+from riftco.tree import with_value
 from riftco.types import Array, PyTree
 
 LAYOUTS = ("linear", "halves")
@@ -39,11 +40,7 @@ def weight_of(params: PyTree, projection: str) -> Any:
 
 def replaced(params: PyTree, projection: str, weight: Any) -> PyTree:
     """The params with another weight for one projection; nothing is copied."""
-
-    def put(tree: Any, path: tuple[str, ...]) -> Any:
-        return {**tree, path[0]: put(tree[path[0]], path[1:]) if path[1:] else weight}
-
-    return put(params, (*path_of(projection), "weight"))
+    return with_value(params, (*path_of(projection), "weight"), weight)
 
 
 def stacked(layers: list[NF4Array]) -> NF4Array:

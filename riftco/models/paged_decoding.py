@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from riftco import layers
 from riftco.models.config import DecoderConfig
-from riftco.models.decoder import embed, head
+from riftco.models.decoder import embed
 from riftco.models.decoding import DecodingParams, block
 from riftco.models.rotary_tables import rope_tables
 from riftco.ops.norm import statistics_dtype
@@ -111,12 +110,6 @@ def run_rows(
 
         x = block(config, layer, x, angles, attend)
     return x, pools
-
-
-def logits_of(params: DecodingParams, x: Array, config: DecoderConfig) -> Array:
-    """Final norm and head: [B, T, D] to [B, T, V]."""
-    x = layers.norm(params.rest["final_norm"], x, eps=config.norm_eps)
-    return layers.linear(head(params.rest, config, None), x)
 
 
 def _write(pool: Array, place: tuple[Array, Array], new: Array) -> Array:

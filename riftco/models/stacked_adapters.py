@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from riftco.models.adapters import HEAD, Adapters, check_adapters, path_of, projections
 from riftco.models.config import DecoderConfig
+from riftco.tree import with_value
 from riftco.types import Array, PyTree
 
 
@@ -65,7 +66,7 @@ def attach_stacked(params: PyTree, adapters: Mapping[str, Adapters], config: Dec
             scales.append(each.scale)
         a, b = (jnp.stack(arrays, axis=len(stack)) for arrays in zip(*members, strict=True))
         branch = StackedBranch(a, b, jnp.broadcast_to(jnp.asarray(scales, dtype), (*stack, len(scales))))
-        params = _with(params, (*path_of(target), "adapter"), branch)
+        params = with_value(params, (*path_of(target), "adapter"), branch)
     return params
 
 
@@ -76,8 +77,3 @@ def choose_adapters(params: PyTree, index: Array) -> PyTree:
         return dataclasses.replace(node, index=index) if isinstance(node, StackedBranch) else node
 
     return jax.tree_util.tree_map(put, params, is_leaf=lambda node: isinstance(node, StackedBranch))
-
-
-def _with(tree: Any, path: tuple[str, ...], value: Any) -> Any:
-    first, *rest = path
-    return {**tree, first: _with(tree[first], tuple(rest), value) if rest else value}

@@ -14,8 +14,8 @@ from jax import lax
 
 from riftco import sampling
 from riftco.models.config import DecoderConfig
-from riftco.models.decoding import DecodingParams
-from riftco.models.paged_decoding import Pools, copy_page, logits_of, run_rows
+from riftco.models.decoding import DecodingParams, logits_of
+from riftco.models.paged_decoding import Pools, copy_page, run_rows
 from riftco.models.stacked_adapters import choose_adapters
 from riftco.types import Array
 

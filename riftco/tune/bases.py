@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from riftco import bundle
-from riftco.bundle.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterBundle
-from riftco.bundle.manifest import file_digest, read_manifest
+from riftco.bundle.adapters import AdapterBundle
+from riftco.bundle.manifest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, file_digest, read_manifest
 from riftco.errors import BundleError
 from riftco.interchange import load_model
 from riftco.interchange.huggingface import weight_dtype
@@ -157,12 +157,11 @@ def trained_beside(base: Base, adapter: str | os.PathLike[str], found: AdapterBu
     about = {} if found.manifest is None else found.manifest["fingerprints"].get(PACKED)
     if not about:
         return base.params
-    kept = (Path(adapter) / "base", find_adapter(adapter).parent / "base")
-    place = next((place for place in kept if _was_packed_so(place, about)), None)
+    kept = find_adapter(adapter).parent / "base"
     if base.is_packed:
         packed = base.params
-    elif place is not None:
-        packed = bundle.load(place).params
+    elif _was_packed_so(kept, about):
+        packed = bundle.load(kept).params
     else:
         wide = jax.tree.map(lambda leaf: leaf.astype(np.float32), base.params)
         packed = quantize(wide, base.config, block_size=about["block_size"], double_quant=about["double_quant"])

@@ -6,13 +6,12 @@ from pathlib import Path
 
 from riftco import bundle
 from riftco.bundle.directories import keep_source
-from riftco.bundle.manifest import pretty_json
+from riftco.bundle.manifest import MERGE_RECORD, pretty_json
 from riftco.errors import BundleError
 from riftco.files import replace_file
 from riftco.tune.bases import PACKED, adapter_identity, find_adapter, load_adapter, load_base, trained_beside
 from riftco.tune.merging import LogitDifference, logit_difference, merge
 
-RECORD = "merge.json"
 """What merging measured; no part of the bundle's identity."""
 
 
@@ -85,5 +84,5 @@ def merge_to_bundle(
     )  # fmt: skip
     if differences:
         record = {"artifact_id": artifact_id, **{name: values._asdict() for name, values in differences.items()}}
-        replace_file(target / RECORD, pretty_json(record))
+        replace_file(target / MERGE_RECORD, pretty_json(record))
     return Merged(artifact_id, base.identity, identity, differences)
